@@ -1,0 +1,1 @@
+//! Two arms or two results against each other.

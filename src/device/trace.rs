@@ -1,0 +1,1 @@
+//! What a capture recorded: ops, edges, lifetimes.

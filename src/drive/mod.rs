@@ -1,0 +1,1 @@
+//! Sessions in flight: pacing, the client, latencies.

@@ -1,0 +1,1 @@
+//! The built-in decode engine: submit a prompt, get a token stream.

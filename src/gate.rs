@@ -1,0 +1,1 @@
+//! The gate: a finished run to pass, fail or inconclusive.

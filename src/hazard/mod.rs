@@ -1,0 +1,1 @@
+//! Happens-before analysis of captured graphs: capture to hazards.

@@ -1,0 +1,1 @@
+//! What a run will take: cells, sessions, requests, expected time, power.

@@ -1,0 +1,1 @@
+//! Reports: one trait, one writer a file, all fed by the same run events.

@@ -1,0 +1,1 @@
+//! A run: plan, arms, launches, journal, resume.

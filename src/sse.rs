@@ -1,0 +1,1 @@
+//! Server-sent events from bytes, in any chunking (WHATWG event stream format).

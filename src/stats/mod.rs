@@ -1,0 +1,1 @@
+//! Statistics of rare events: intervals, exact tests, sequential tests, power. Pure; imports nothing of ours.

@@ -1,0 +1,1 @@
+//! Where the load goes: a URL, a command, or this very binary as a server.

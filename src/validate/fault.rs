@@ -1,0 +1,126 @@
+//! The taxonomy: every verdict, class and quirk, once.
+
+/// The verdict on a response or a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// As it should be.
+    Valid,
+    /// Broken by the server: the numerator of the corruption rate.
+    Corrupted,
+    /// The transport failed; outside the denominator.
+    Transport,
+    /// The server refused; outside the denominator.
+    Refused,
+    /// Cut by a limit or an abort; outside the denominator.
+    Incomplete,
+}
+
+macro_rules! named {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident => $text:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+        pub enum $name { $($(#[$doc])* #[serde(rename = $text)] $variant,)+ }
+        impl $name {
+            /// Every variant, in the order of the taxonomy.
+            pub const ALL: &[Self] = &[$(Self::$variant,)+];
+            /// The name used in files.
+            pub fn as_str(self) -> &'static str { match self { $(Self::$variant => $text,)+ } }
+        }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { f.write_str(self.as_str()) }
+        }
+    };
+}
+
+named! {
+    /// The class of a response or a call.
+    Class {
+        /// An intact answer.
+        Ok => "ok",
+        /// A valid answer without a call.
+        NoCall => "no_call",
+        /// A well-formed call of a tool that nobody declared: the model's error, reported apart.
+        ModelUnknownTool => "model_unknown_tool",
+        /// No response or a 5xx status.
+        HttpError => "http_error",
+        /// Silence with the connection open.
+        StreamStalled => "stream_stalled",
+        /// 429 or 503.
+        ServerRefused => "server_refused",
+        /// Another 4xx.
+        RequestRejected => "request_rejected",
+        /// Another session's canary or tool was delivered.
+        CrossSession => "cross_session",
+        /// An error object under HTTP 200 or inside a stream.
+        ErrorPayload => "error_payload",
+        /// The body is no chat completion at all.
+        BadEnvelope => "bad_envelope",
+        /// One frame cannot be read.
+        BadFrame => "bad_frame",
+        /// The stream ended with neither a finish reason nor `[DONE]`.
+        StreamTruncated => "stream_truncated",
+        /// Loops, floods, token soup.
+        Degenerate => "degenerate",
+        /// Cut by the token limit.
+        LengthCutoff => "length_cutoff",
+        /// Aborted by the server.
+        Aborted => "aborted",
+        /// Content filter or an explicit refusal.
+        ModelRefusal => "model_refusal",
+        /// Call text in content or reasoning.
+        MarkupLeak => "markup_leak",
+        /// A call was announced, required or expected, and is absent.
+        CallLost => "call_lost",
+        /// Nothing at all came.
+        EmptyResponse => "empty_response",
+        /// An extra empty call, or a call under `tool_choice: none`.
+        PhantomCall => "phantom_call",
+        /// Argument text that belongs to no call.
+        OrphanDelta => "orphan_delta",
+        /// Two documents in one slot.
+        CallMerged => "call_merged",
+        /// Argument text sent more than once.
+        ArgsDuplicated => "args_duplicated",
+        /// The name never came.
+        NameMissing => "name_missing",
+        /// A declared name plus residue, illegal characters, or cut in mid-word.
+        NameMangled => "name_mangled",
+        /// Arguments that are no JSON text of an object.
+        ArgsWrongShape => "args_wrong_shape",
+        /// Replacement characters, lone surrogates, bytes that are not UTF-8.
+        EncodingDamage => "encoding_damage",
+        /// Text beside the argument object.
+        ArgsExtraText => "args_extra_text",
+        /// A proper prefix although the finish says complete.
+        ArgsTruncated => "args_truncated",
+        /// Not JSON.
+        ArgsMalformed => "args_malformed",
+        /// Empty although something is required.
+        ArgsLost => "args_lost",
+        /// Call markup inside a key or value, or beside an intact call.
+        MarkupResidue => "markup_residue",
+        /// A number, array or object delivered as a string.
+        TypeStringified => "type_stringified",
+        /// The schema says otherwise.
+        SchemaViolation => "schema_violation",
+        /// The oracle says otherwise.
+        ValueAltered => "value_altered",
+        /// Call deltas after the finish reason.
+        LateDelta => "late_delta",
+        /// Ids that do not tell calls apart.
+        IdInvalid => "id_invalid",
+    }
+}
+
+named! {
+    /// A deviation that the verdict tolerates; each is counted and reported.
+    Quirk {
+        /// `finish_reason` is `stop` beside an intact call.
+        FinishStopWithCall => "finish_stop_with_call",
+        /// `finish_reason` never came.
+        FinishMissing => "finish_missing",
+        /// `[DONE]` never came.
+        DoneMissing => "done_missing",
+    }
+}

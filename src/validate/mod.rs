@@ -1,0 +1,121 @@
+//! The judge: what a response is called. One verdict a response, one a call; the first matching rule wins.
+//!
+//! [`judge`] is pure: it sees the bytes as they came ([`Observation`]) and what the harness knows
+//! ([`Expectation`]), and reads no clock, no file and no network.
+
+pub mod fault;
+
+use serde_json::Value;
+
+pub use fault::{Class, Quirk, Verdict};
+
+/// How the transport of a response ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ending {
+    /// The body ended cleanly.
+    #[default]
+    Eof,
+    /// The connection was reset or closed inside the body.
+    Reset,
+    /// Nothing came for the whole stall time-out, with the connection open.
+    Stall,
+    /// No response at all: refused, timed out before the status line, name not resolved.
+    NoResponse,
+}
+
+/// One response as it came from the wire.
+#[derive(Debug, Clone, Default)]
+pub struct Observation<'a> {
+    /// HTTP status; 0 where no response came.
+    pub http_status: u16,
+    /// The `content-type` header.
+    pub content_type: Option<&'a str>,
+    /// Whether the request asked for a stream.
+    pub stream: bool,
+    /// The body after HTTP de-chunking.
+    pub body: &'a [u8],
+    /// How it ended.
+    pub ending: Ending,
+}
+
+/// The request's `tool_choice`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// No call may be made.
+    None,
+    /// At least one call must be made.
+    Required,
+    /// This function must be called.
+    Named(String),
+}
+
+/// A call that the oracle dictated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpectedCall {
+    /// Function name.
+    pub name: String,
+    /// Arguments, as a JSON value.
+    pub arguments: Value,
+    /// The dictated argument text, where byte-wise comparison is meant too.
+    pub text: Option<String>,
+}
+
+/// What the harness knows about a request when it judges the response.
+#[derive(Debug, Clone, Default)]
+pub struct Expectation {
+    /// The `tools` array of the request.
+    pub tools: Vec<Value>,
+    /// The `tool_choice` of the request.
+    pub tool_choice: ToolChoice,
+    /// The calls that the response must hold, in order; `None` where no oracle is known.
+    pub calls: Option<Vec<ExpectedCall>>,
+    /// This session's nonce.
+    pub own_canary: Option<String>,
+    /// Nonces of other sessions.
+    pub foreign_canaries: Vec<String>,
+    /// Tool names that only other sessions declared.
+    pub foreign_tools: Vec<String>,
+    /// The prompt asked for a sentence that quotes call markup.
+    pub prompt_asks_for_markup: bool,
+}
+
+/// The judgement of one reassembled call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CallJudgement {
+    /// Function name as it came.
+    pub name: String,
+    /// The call's id as it came.
+    pub id: Option<String>,
+    /// Raw argument text as it came.
+    pub arguments: String,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The class.
+    pub class: Class,
+    /// One sentence a person can act on: where the text stops being right.
+    pub detail: Option<String>,
+}
+
+/// The judgement of one response.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judgement {
+    /// The verdict of the response.
+    pub verdict: Verdict,
+    /// Its class.
+    pub class: Class,
+    /// One sentence: why.
+    pub detail: Option<String>,
+    /// The calls, in order.
+    pub calls: Vec<CallJudgement>,
+    /// Deviations that the verdict tolerates.
+    pub quirks: Vec<Quirk>,
+    /// The finish reason as it came; a missing one is `None`, never "stop".
+    pub finish_reason: Option<String>,
+    /// Text content as it came.
+    pub content: String,
+    /// `usage.completion_tokens`, where reported.
+    pub completion_tokens: Option<u64>,
+}
