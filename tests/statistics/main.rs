@@ -1,0 +1,4 @@
+//! The statistics against the values of SciPy and statsmodels (`tables/make.py` writes them).
+
+mod intervals;
+mod table;
