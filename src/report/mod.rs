@@ -1,1 +1,4 @@
 //! Reports: one trait, one writer a file, all fed by the same run events.
+
+pub mod summary;
+pub mod terminal;

@@ -1,0 +1,148 @@
+//! The options that every command with a load shares.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+use crate::{
+    scenario::{Arrival, Span},
+    seed::Seed,
+};
+
+/// Which requests ask for a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StreamChoice {
+    /// The scenario's share.
+    Both,
+    /// Every request.
+    Always,
+    /// No request.
+    Never,
+}
+
+/// An option given here overrides the file's default, never an arm's own value.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Sessions an arm
+    #[arg(long, help_heading = "Load")]
+    pub sessions: Option<u64>,
+    /// Sessions in flight at once; several values make an axis
+    #[arg(long, value_delimiter = ',', value_name = "N,…", help_heading = "Load")]
+    pub concurrency: Vec<u32>,
+    /// Rounds a session
+    #[arg(long, help_heading = "Load")]
+    pub rounds: Option<u32>,
+    /// Seed of everything: a number or a commit hash
+    #[arg(long, help_heading = "Load")]
+    pub seed: Option<Seed>,
+    /// Start sessions for this long instead of counting them
+    #[arg(long, value_name = "TIME", help_heading = "Load")]
+    pub duration: Option<Span>,
+    /// Sessions started in this time are driven but not counted
+    #[arg(long, value_name = "TIME", help_heading = "Load")]
+    pub warmup: Option<Span>,
+    /// Reach full concurrency over this time
+    #[arg(long, value_name = "TIME", help_heading = "Load")]
+    pub ramp: Option<Span>,
+    /// When sessions start
+    #[arg(long, value_enum, help_heading = "Load")]
+    pub arrival: Option<Arrival>,
+    /// Sessions a second, for open arrivals
+    #[arg(long, value_name = "PER_SECOND", help_heading = "Load")]
+    pub rate: Option<f64>,
+    /// Limit of one whole request
+    #[arg(long, value_name = "TIME", help_heading = "Load")]
+    pub timeout: Option<Span>,
+    /// Limit of silence inside a response
+    #[arg(long, value_name = "TIME", help_heading = "Load")]
+    pub stall_timeout: Option<Span>,
+    /// Send a request again that got no response at all
+    #[arg(long, value_name = "N", help_heading = "Load")]
+    pub retries: Option<u32>,
+    /// Share of rounds that are first cancelled in mid-answer
+    #[arg(long, value_name = "SHARE", help_heading = "Load")]
+    pub cancel_rate: Option<f64>,
+    /// Make the whole run a function of its seeds (built-in target)
+    #[arg(long, overrides_with = "no_lockstep", help_heading = "Load")]
+    pub lockstep: bool,
+    /// Let the engine run free
+    #[arg(long, help_heading = "Load")]
+    pub no_lockstep: bool,
+    /// Which requests ask for a stream
+    #[arg(long, value_enum, help_heading = "Load")]
+    pub stream: Option<StreamChoice>,
+    /// Members to add to every request body
+    #[arg(long, value_name = "JSON", help_heading = "Target")]
+    pub extra_body: Option<String>,
+    /// Model name to ask for
+    #[arg(long, help_heading = "Target")]
+    pub model: Option<String>,
+    /// Drive this server instead of the file's target
+    #[arg(long, value_name = "URL", help_heading = "Target")]
+    pub base_url: Option<String>,
+    /// Name of the variable that holds the API key
+    #[arg(long, value_name = "NAME", help_heading = "Target")]
+    pub api_key_env: Option<String>,
+    /// Corrupted sessions that an arm may have
+    #[arg(long, value_name = "N", help_heading = "Gate")]
+    pub max_corruption: Option<u64>,
+    /// Largest upper bound of the session corruption rate
+    #[arg(long, value_name = "SHARE", help_heading = "Gate")]
+    pub max_upper: Option<f64>,
+    /// Confidence of the bounds
+    #[arg(long, value_name = "SHARE", help_heading = "Gate")]
+    pub confidence: Option<f64>,
+    /// Fewer judged sessions than this are inconclusive
+    #[arg(long, value_name = "N", help_heading = "Gate")]
+    pub min_sessions: Option<u64>,
+    /// Drive one part of the sessions: `slice:1/4`
+    #[arg(long, value_name = "slice:M/N", help_heading = "Run")]
+    pub partition: Option<String>,
+    /// Go on with an interrupted run: its result folder
+    #[arg(long, value_name = "RESULT", help_heading = "Run")]
+    pub resume: Option<PathBuf>,
+    /// Resolve and print the plan, send nothing
+    #[arg(long, help_heading = "Run")]
+    pub dry_run: bool,
+    /// Where result folders go
+    #[arg(long, value_name = "DIR", default_value = "results", help_heading = "Output")]
+    pub output_dir: PathBuf,
+    /// Copies of the reports
+    #[command(flatten)]
+    pub exports: Exports,
+    /// Exit with 125 instead of 2 and 3, so that `git bisect run` skips
+    #[arg(long, help_heading = "Output")]
+    pub git_bisect_codes: bool,
+}
+
+/// Copies of the reports at paths of the caller's choice.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Output")]
+pub struct Exports {
+    /// Write the summary as JSON
+    #[arg(long, value_name = "FILE")]
+    pub export_json: Option<PathBuf>,
+    /// Write one CSV row an arm
+    #[arg(long, value_name = "FILE")]
+    pub export_csv: Option<PathBuf>,
+    /// Write the table as Markdown
+    #[arg(long, value_name = "FILE")]
+    pub export_markdown: Option<PathBuf>,
+    /// Write one JUnit test case an arm
+    #[arg(long, value_name = "FILE")]
+    pub export_junit: Option<PathBuf>,
+    /// Write the self-contained page
+    #[arg(long, value_name = "FILE")]
+    pub export_html: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether lockstep was asked for or declined; `None` leaves it to the file.
+    pub fn lockstep(&self) -> Option<bool> {
+        match (self.lockstep, self.no_lockstep) {
+            (true, _) => Some(true),
+            (false, true) => Some(false),
+            (false, false) => None,
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The numbers that every writer prints, and the line of `calls.jsonl`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::validate::{Class, Quirk, Verdict};
+
+/// Name and version of the summary's format. Fields may be added under one number; none changes or goes.
+pub const SCHEMA: &str = "toolstorm-summary/1";
+
+/// The answer of a gate, for an arm and for a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Every expectation was met.
+    Pass,
+    /// Corruption above the allowance, or none where it was expected.
+    Fail,
+    /// Too little was seen to say.
+    Inconclusive,
+}
+
+/// What an arm must show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Expect {
+    /// The gate applies.
+    #[default]
+    Clean,
+    /// It must show corruption.
+    Corrupt,
+    /// Nothing: the arm is only reported.
+    Report,
+}
+
+/// One finished run, as `summary.json` has it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The answer of the whole run.
+    pub verdict: Outcome,
+    /// Why, in one sentence.
+    pub reason: String,
+    /// The result folder.
+    pub result_dir: Option<String>,
+    /// Wall time of the run in seconds.
+    pub wall_s: f64,
+    /// Name of the matrix or scenario.
+    pub name: String,
+    /// The version of toolstorm that ran it.
+    pub version: String,
+    /// The run's seed.
+    pub seed: u64,
+    /// SHA-256 of everything that decides the workload: two runs with one value sent the same sessions.
+    pub workload_sha256: String,
+    /// The part of the sessions that was driven: `slice:1/4`.
+    pub partition: Option<String>,
+    /// Whether the run was stopped before its end.
+    pub interrupted: bool,
+    /// Confidence of every interval and bound.
+    pub confidence: f64,
+    /// The arms, in the file's order.
+    pub arms: Vec<ArmSummary>,
+}
+
+/// One arm of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ArmSummary {
+    /// The arm's name.
+    pub name: String,
+    /// The environment of its server.
+    pub env: BTreeMap<String, String>,
+    /// Extra arguments of its server.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Sessions in flight at once.
+    pub concurrency: u32,
+    /// Launches of its server.
+    pub launches: u32,
+    /// Launches that failed.
+    pub launches_failed: u32,
+    /// Sessions that the plan has.
+    pub sessions_planned: u64,
+    /// Sessions that were started, warm-up aside.
+    pub sessions_started: u64,
+    /// Sessions in the denominator: in start order, up to the first that did not end, less those that infrastructure
+    /// cut short.
+    pub sessions_judged: u64,
+    /// Of these, sessions with a corrupted call.
+    pub sessions_corrupted: u64,
+    /// Corrupted over judged; null where nothing was judged.
+    pub session_corruption_rate: Option<f64>,
+    /// Two-sided Clopper–Pearson bounds of that rate.
+    pub session_corruption_rate_interval: Option<[f64; 2]>,
+    /// One-sided Clopper–Pearson upper bound of that rate.
+    pub session_corruption_rate_upper: Option<f64>,
+    /// Calls in the denominator: before and including the first corruption of their session.
+    pub calls: u64,
+    /// Of these, corrupted ones.
+    pub calls_corrupted: u64,
+    /// Corrupted over judged calls.
+    pub corruption_rate: Option<f64>,
+    /// Rounds in the denominator.
+    pub rounds: u64,
+    /// Of these, corrupted ones.
+    pub rounds_corrupted: u64,
+    /// Corrupted over judged rounds.
+    pub round_corruption_rate: Option<f64>,
+    /// In which round sessions were first corrupted: round to sessions.
+    pub first_corruption_round: BTreeMap<u32, u64>,
+    /// Calls after the first corruption of their session, outside every rate.
+    pub calls_after_corruption: u64,
+    /// Calls by class.
+    pub classes: BTreeMap<Class, u64>,
+    /// Responses outside the denominator, by class.
+    pub infra: BTreeMap<Class, u64>,
+    /// Tolerated deviations.
+    pub quirks: BTreeMap<Quirk, u64>,
+    /// Responses that the harness itself cancelled.
+    pub cancelled: u64,
+    /// Responses with `finish_reason: tool_calls`.
+    pub count_finish_reason_tool_calls: u64,
+    /// Calls that are JSON and meet their schema.
+    pub count_successful_tool_call: u64,
+    /// Successful over all calls.
+    pub schema_accuracy: Option<f64>,
+    /// Finish reasons other than `stop` and `tool_calls`.
+    pub finish_others_detail: BTreeMap<String, u64>,
+    /// Hazards of the captured graphs, where the arm asked for the analysis.
+    pub hazards: Option<u64>,
+    /// Race hits that the engine logged, where it says.
+    pub race_hits: Option<u64>,
+    /// Share of busy time with two or more streams active, where the engine says.
+    pub overlap_share: Option<f64>,
+    /// Mean virtual time of a decode step, where the engine says.
+    pub virtual_step_us: Option<f64>,
+    /// Other counters of the server at the end: probes, cache, queue.
+    #[serde(default)]
+    pub server: BTreeMap<String, f64>,
+    /// `{mean,median,p90,p95,p99}_{ttft,tpot,itl,e2el}_ms`, `client_queue_time`, `schedule_delay`, `requested_rate`,
+    /// `achieved_rate`, `stall_pct`.
+    #[serde(flatten)]
+    pub latency: BTreeMap<String, f64>,
+    /// What the arm must show.
+    pub expect: Expect,
+    /// Whether it did.
+    pub verdict: Outcome,
+    /// Why, in one sentence.
+    pub reason: String,
+}
+
+impl Summary {
+    /// The arm called `name`.
+    pub fn arm(&self, name: &str) -> Option<&ArmSummary> {
+        self.arms.iter().find(|arm| arm.name == name)
+    }
+}
+
+/// One judged call: a line of `calls.jsonl`. A response that yields no call has one line with a null `name`.
+///
+/// Fields that may differ between two equal runs end in `_ms` or `_at`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CallRecord {
+    /// Number of the session, from 0, in start order.
+    pub session: u64,
+    /// Number of the round in its session, from 0.
+    pub round: u32,
+    /// Number of the call in its response, from 0.
+    pub call: u32,
+    /// The arm.
+    pub arm: String,
+    /// Number of the server's launch in the run, from 0.
+    pub launch: u32,
+    /// The launch seed: `TOOLSTORM_SEED` of the server.
+    pub seed: u64,
+    /// The model asked.
+    pub model: String,
+    /// Whether a stream was asked for.
+    pub stream: bool,
+    /// Function name as it came.
+    pub name: Option<String>,
+    /// Raw argument text as it came.
+    pub arguments: Option<String>,
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The class.
+    pub class: Class,
+    /// Where the text stops being right.
+    pub detail: Option<String>,
+    /// Verdict of the whole response.
+    pub response_verdict: Verdict,
+    /// Class of the whole response.
+    pub response_class: Class,
+    /// Whether the session had been corrupted before: outside every rate.
+    pub after_corruption: bool,
+    /// Whether the session belongs to the warm-up: outside every rate.
+    pub warmup: bool,
+    /// Quirks of the response; on its first call only, so that sums are right.
+    pub quirks: Vec<Quirk>,
+    /// SHA-256 of the dictated call line; null without an oracle.
+    pub expected_sha256: Option<String>,
+    /// The session's nonce.
+    pub nonce: String,
+    /// The finish reason as it came.
+    pub finish_reason: Option<String>,
+    /// Output tokens of the response, as the server reports them.
+    pub output_tokens: Option<u64>,
+    /// Requests of this launch that were in flight when this one was sent, itself included.
+    pub in_flight_at: u32,
+    /// Time to the first output token.
+    pub ttft_ms: Option<f64>,
+    /// Time from sending to the last byte.
+    pub e2el_ms: Option<f64>,
+    /// Wall time of sending.
+    pub started_at: String,
+    /// Number of the request in its launch: sessions in order, rounds in order.
+    pub data_index: u64,
+    /// SHA-256 of the request's body.
+    pub request_sha256: String,
+    /// Whether every call of the response is JSON that meets its schema.
+    pub tool_calls_valid: bool,
+    /// As `e2el_ms`, under the vendor verifiers' name.
+    pub duration_ms: Option<f64>,
+}
