@@ -6,3 +6,12 @@ pub enum Kernel {
     /// Copies its read region to its write region, row by row.
     Copy,
 }
+
+impl Kernel {
+    /// The kernel's name in reports and in the cost model.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Copy => "copy",
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The cost model: how long a block holds its slot.

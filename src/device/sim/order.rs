@@ -1,0 +1,1 @@
+//! In which order ready ops run.
