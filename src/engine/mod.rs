@@ -1,1 +1,6 @@
 //! The built-in decode engine: submit a prompt, get a token stream.
+
+pub mod cache;
+pub mod chat;
+pub mod parser;
+pub mod tokenizer;
