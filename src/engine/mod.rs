@@ -2,5 +2,7 @@
 
 pub mod cache;
 pub mod chat;
+pub mod lockstep;
 pub mod parser;
+pub mod scheduler;
 pub mod tokenizer;
