@@ -1,16 +1,153 @@
 //! `toolstorm hazards`: happens-before analysis of captured graphs.
 
-use crate::{cli::unavailable, error::Result, report::terminal::Console};
+mod launch;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::Subcommand;
+
+use crate::{
+    error::{Error, Result},
+    exit,
+    hazard::{
+        Capture, Report, examine, output,
+        replay::{Outputs, replay},
+        torch,
+    },
+    report::terminal::Console,
+};
 
 /// Arguments of `hazards`.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Args {
-    /// Capture file; our own graphs where none is given
-    capture: Option<std::path::PathBuf>,
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Capture files of a PyTorch program, of one pool and in the order of their capture; `-` is stdin
+    #[arg(long, num_args = 1.., value_name = "FILE")]
+    capture: Vec<PathBuf>,
+    /// Capture files, as with `--capture`
+    #[arg(value_name = "FILE", conflicts_with = "capture")]
+    files: Vec<PathBuf>,
+    /// Every arm of this matrix instead of the environment's configuration
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["capture", "files", "launch"])]
+    matrix: Option<String>,
+    /// Run the command after `--`, export every CUDA graph that it captures, and analyse them
+    #[arg(long, requires = "command", conflicts_with_all = ["capture"])]
+    launch: bool,
+    /// Where `--launch` keeps the captures; a temporary folder where none is given
+    #[arg(long, value_name = "DIR", requires = "launch")]
+    captures_dir: Option<PathBuf>,
+    /// With `--launch`: the server is ready when this URL answers; else when the command ends
+    #[arg(long, value_name = "URL", requires = "launch")]
+    ready: Option<String>,
+    /// With `--launch`: how long to wait until then
+    #[arg(long, value_name = "SECONDS", requires = "launch", default_value_t = 1800)]
+    ready_timeout: u64,
+    /// Replay order of the given captures: their numbers from 1 or names, as in `2,1,2`
+    #[arg(long, value_name = "GRAPH,…", value_delimiter = ',')]
+    replay_order: Vec<String>,
+    /// With `--replay-order`: outputs are read only after the next replay
+    #[arg(long, requires = "replay_order")]
+    outputs_read_late: bool,
+    /// List every hazard instead of the first few of each cause
+    #[arg(long, help_heading = "Output")]
+    all: bool,
+    /// Write the JSON report to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    export_json: Option<PathBuf>,
+    /// Write a SARIF log to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    export_sarif: Option<PathBuf>,
+    /// Write a page with drawings to this file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    export_html: Option<PathBuf>,
+    /// Command line of `--launch`
+    #[arg(last = true, value_name = "COMMAND", requires = "launch")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Print the Python module that writes capture files
+    Exporter,
 }
 
 /// Runs `hazards`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    console.note(format!("{args:?}"));
-    Err(unavailable("hazards"))
+    if let Some(What::Exporter) = args.what {
+        console.say(torch::EXPORTER.trim_end());
+        return Ok(exit::PASS);
+    }
+    let captures = if args.launch {
+        launch::captures(args, console)?
+    } else if args.capture.is_empty() && args.files.is_empty() {
+        engine(args)?
+    } else {
+        read(args.capture.iter().chain(&args.files).map(PathBuf::as_path))?
+    };
+    let order = replay_order(&args.replay_order, &captures)?;
+    let outputs = if args.outputs_read_late { Outputs::AfterNext } else { Outputs::AtOnce };
+    let clobbers = replay(&captures, &order, outputs)?;
+    let graphs = captures.into_iter().map(examine).collect::<Result<Vec<_>>>()?;
+    publish(&Report { graphs, clobbers }, args, console)
+}
+
+/// The captured graphs of the built-in engine.
+fn engine(_args: &Args) -> Result<Vec<Capture>> {
+    Err(super::unavailable("hazards of the built-in engine"))
+}
+
+/// Reads capture files of one pool.
+fn read<'a>(files: impl Iterator<Item = &'a Path>) -> Result<Vec<Capture>> {
+    let mut pool = torch::Pool::default();
+    files
+        .map(|file| {
+            let text = if file.as_os_str() == "-" {
+                std::io::read_to_string(std::io::stdin())
+            } else {
+                fs::read_to_string(file)
+            };
+            let text = text.map_err(|e| Error::usage(format!("cannot read capture {}: {e}", file.display())))?;
+            pool.read(&text, &file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy())
+        })
+        .collect()
+}
+
+fn replay_order(order: &[String], captures: &[Capture]) -> Result<Vec<usize>> {
+    order
+        .iter()
+        .map(|graph| {
+            let number = graph.parse::<usize>().ok().filter(|n| (1..=captures.len()).contains(n)).map(|n| n - 1);
+            let found = captures.iter().position(|c| c.name == *graph).or(number);
+            found.ok_or_else(|| {
+                let names: Vec<&str> = captures.iter().map(|c| c.name.as_str()).collect();
+                Error::usage(format!("--replay-order: no graph `{graph}`")).hint(format!(
+                    "name one of {}, or a number from 1 to {}",
+                    names.join(", "),
+                    captures.len()
+                ))
+            })
+        })
+        .collect()
+}
+
+fn publish(report: &Report, args: &Args, console: Console) -> Result<u8> {
+    let document = output::json::document(report);
+    let write = |file: &Option<PathBuf>, text: &dyn Fn() -> Result<String>| -> Result<()> {
+        let Some(file) = file else { return Ok(()) };
+        fs::write(file, text()?).map_err(|e| Error::usage(format!("cannot write {}: {e}", file.display())))
+    };
+    let pretty = |value: std::result::Result<String, serde_json::Error>| {
+        value.map(|text| text + "\n").map_err(|e| Error::usage(format!("cannot write the report: {e}")))
+    };
+    write(&args.export_json, &|| pretty(serde_json::to_string_pretty(&document)))?;
+    write(&args.export_sarif, &|| pretty(serde_json::to_string_pretty(&output::sarif::document(report))))?;
+    write(&args.export_html, &|| output::html::page(report))?;
+    console.say(output::terminal::render(report, args.all));
+    console.emit(&document);
+    Ok(if report.hazards() == 0 { exit::PASS } else { exit::FAIL })
 }

@@ -1,0 +1,87 @@
+//! SARIF 2.1.0 for code-review tools: one result per cause and graph, at the line that dropped the tensor.
+
+use serde_json::{Value, json};
+
+use crate::hazard::{Graph, Kind, Likelihood, Report, Site, cause::Cause};
+
+/// The report as a SARIF log.
+pub fn document(report: &Report) -> Value {
+    let mut results: Vec<Value> =
+        report.graphs.iter().flat_map(|g| g.causes.iter().map(move |c| result(g, c))).collect();
+    for clobber in &report.clobbers {
+        results.push(json!({
+            "ruleId": "clobber",
+            "level": "error",
+            "message": { "text": clobber.why },
+            "locations": [{ "logicalLocations": [{ "fullyQualifiedName": clobber.tensor, "kind": "object" }] }],
+        }));
+    }
+    json!({
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{
+            "tool": { "driver": {
+                "name": "toolstorm",
+                "version": env!("CARGO_PKG_VERSION"),
+                "rules": rules(),
+            } },
+            "results": results,
+        }],
+    })
+}
+
+fn rules() -> Value {
+    let rule = |id: &str, text: &str| json!({ "id": id, "shortDescription": { "text": text } });
+    json!([
+        rule(Kind::War.label(), "an operation may overwrite bytes that an unordered one still reads"),
+        rule(Kind::Raw.label(), "an operation may read bytes before an unordered one has written them"),
+        rule(Kind::Waw.label(), "two unordered operations write the same bytes"),
+        rule(
+            Kind::Touch.label(),
+            "two unordered operations touch the same bytes, at least one of them perhaps writing"
+        ),
+        rule("clobber", "a replay writes over bytes that a later reader expects unchanged"),
+    ])
+}
+
+fn result(graph: &Graph, cause: &Cause) -> Value {
+    let hazard = &graph.analysis.hazards[cause.hazards[0]];
+    let [first, second] = [hazard.first_lifetime, hazard.second_lifetime].map(|l| &graph.capture.lifetimes[l as usize]);
+    let fixes: Vec<&str> = cause.fixes.iter().filter(|f| f.verified()).map(|f| f.what.as_str()).collect();
+    let cure = if fixes.is_empty() { String::new() } else { format!(" To fix it, {}.", fixes.join(", or ")) };
+    let names = [hazard.first, hazard.second].map(|n| {
+        let node = &graph.capture.nodes[n as usize];
+        json!({ "name": node.kernel, "fullyQualifiedName": format!("{}/{n}/{}", graph.capture.name, node.kernel), "kind": "function" })
+    });
+    let dropped = first.freed.as_ref().unwrap_or(&first.allocated);
+    let mut location = physical(dropped).unwrap_or_else(|| json!({}));
+    location["logicalLocations"] = json!(names);
+    let related: Vec<Value> = [
+        (&first.allocated, "the tensor is allocated here"),
+        (&second.allocated, "its bytes are given to another tensor here"),
+    ]
+    .into_iter()
+    .filter_map(|(site, text)| {
+        let mut place = physical(site)?;
+        place["message"] = json!({ "text": text });
+        Some(place)
+    })
+    .collect();
+    json!({
+        "ruleId": hazard.kind.label(),
+        "level": if hazard.likelihood <= Likelihood::Likely { "error" } else { "warning" },
+        "message": { "text": format!("{}.{cure}", cause.why) },
+        "locations": [location],
+        "relatedLocations": related,
+        "partialFingerprints": { "cause/v1": format!("{}/{}", graph.capture.name, cause.tensor) },
+        "properties": { "hazards": cause.hazards.len(), "graph": graph.capture.name, "likelihood": hazard.likelihood.label() },
+    })
+}
+
+fn physical(site: &Site) -> Option<Value> {
+    let frame = site.frames.iter().find(|f| f.file.is_some())?;
+    Some(json!({ "physicalLocation": {
+        "artifactLocation": { "uri": frame.file },
+        "region": { "startLine": frame.line.max(1) },
+    } }))
+}

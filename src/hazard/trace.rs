@@ -1,0 +1,1 @@
+//! From the engine's own device trace to [`Capture`](super::Capture)s.
