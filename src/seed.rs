@@ -6,7 +6,7 @@ use rand_pcg::Pcg64Mcg;
 use sha2::{Digest, Sha256};
 
 /// The root of every random choice of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Seed(pub u64);
 
 impl Seed {

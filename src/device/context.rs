@@ -263,6 +263,11 @@ impl Device {
         self.inner.backend.borrow().stats()
     }
 
+    /// What replays the last launch, in one line of text.
+    pub fn replay_token(&self) -> Option<String> {
+        self.inner.backend.borrow().replay_token()
+    }
+
     /// Takes the race hits logged since the last call.
     pub fn drain_race_hits(&self) -> Vec<RaceHit> {
         std::mem::take(&mut self.inner.host.borrow_mut().hits)

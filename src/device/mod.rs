@@ -101,6 +101,11 @@ pub trait Backend {
         sim::Stats::default()
     }
 
+    /// What replays the last launch, in one line of text.
+    fn replay_token(&self) -> Option<String> {
+        None
+    }
+
     /// Takes the race hits logged since the last call; only the virtual GPU can know them.
     fn drain_race_hits(&mut self) -> Vec<sim::RaceHit> {
         Vec::new()

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::scenario::Expect;
 use crate::validate::{Class, Quirk, Verdict};
 
 /// Name and version of the summary's format. Fields may be added under one number; none changes or goes.
@@ -19,19 +20,6 @@ pub enum Outcome {
     Fail,
     /// Too little was seen to say.
     Inconclusive,
-}
-
-/// What an arm must show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Expect {
-    /// The gate applies.
-    #[default]
-    Clean,
-    /// It must show corruption.
-    Corrupt,
-    /// Nothing: the arm is only reported.
-    Report,
 }
 
 /// One finished run, as `summary.json` has it.

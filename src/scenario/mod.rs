@@ -1,7 +1,146 @@
 //! What a scenario file means: sessions, rounds, dictated calls.
+//!
+//! Everything here is a pure function of a file and a [`crate::seed::Seed`]: session `n` of a seed is the same session
+//! in every arm, on every machine, whether or not the sessions before it were ever made.
 
 mod arrival;
+mod dictate;
+pub mod file;
+mod fill;
+mod lint;
+mod matrix;
+mod range;
+mod session;
 mod span;
+mod tool;
+
+use serde::{Deserialize, Serialize};
 
 pub use arrival::Arrival;
+pub use dictate::{Dictated, LEAD};
+pub use lint::{Ambiguity, CONTEXT_BYTES, ambiguity};
+pub use matrix::{
+    ArmSpec, Axes, BisectSpec, Endpoint, Expect, Gate, Matrix, Order, Ready, TargetKind, TargetSpec, Toggle,
+};
+pub use range::Range;
+pub use session::{Round, Session, nonce};
 pub use span::Span;
+
+/// What the sessions of a run are made of; the keys of a scenario file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scenario {
+    /// The scenario's name.
+    pub name: String,
+    /// What is asked of the model, and so which oracle judges it.
+    pub style: Style,
+    /// Rounds a session.
+    pub rounds: Range,
+    /// Bytes of the first prompt: system message, tools and first turn.
+    pub context: Range,
+    /// Bytes by which a prompt grows from round to round, the answer aside.
+    pub growth: Range,
+    /// Growth ends when a prompt has this many bytes.
+    pub max_context: u64,
+    /// Tools offered to a session.
+    pub tools: u32,
+    /// Calls of a round, drawn from this list.
+    pub calls: Vec<u32>,
+    /// Bytes of a dictated call.
+    pub answer: Range,
+    /// What fills arguments, drawn from this list.
+    pub content: Vec<Content>,
+    /// Share of requests that ask for a stream.
+    pub stream: f64,
+    /// Share of rounds that are first sent and cancelled, then sent again.
+    pub cancel: f64,
+    /// Output events after which a cancelled request is cut.
+    pub cancel_after: Range,
+    /// Milliseconds between an answer and the next request.
+    pub think_ms: Range,
+    /// Engine steps between an answer and the next request, under lockstep.
+    pub think_steps: Range,
+    /// `max_tokens` of every request.
+    pub max_tokens: u64,
+    /// `tool_choice` of every request.
+    pub tool_choice: Choice,
+    /// What becomes of a session after its first corruption.
+    pub poisoned: Poisoned,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            name: "scenario".into(),
+            style: Style::Dictated,
+            rounds: Range(3, 7),
+            context: Range(1500, 9000),
+            growth: Range(200, 1500),
+            max_context: 14_000,
+            tools: 4,
+            calls: vec![1],
+            answer: Range(60, 130),
+            content: vec![Content::Ascii],
+            stream: 0.5,
+            cancel: 0.0,
+            cancel_after: Range(1, 20),
+            think_ms: Range(0, 0),
+            think_steps: Range(1, 5),
+            max_tokens: 1024,
+            tool_choice: Choice::Auto,
+            poisoned: Poisoned::Stop,
+        }
+    }
+}
+
+/// What is asked of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Style {
+    /// The turn dictates the calls: every byte of the answer is known.
+    Dictated,
+    /// The turn describes a task: the tools' schemas are the oracle.
+    Task,
+}
+
+/// What fills the arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    /// Plain words.
+    Ascii,
+    /// Words of many scripts, emoji, combining marks.
+    Unicode,
+    /// The same, written with `\u` escapes.
+    Escaped,
+    /// Quotes, backslashes, line breaks, control characters.
+    Escapes,
+    /// Objects in objects, with keys that also occur in the call's envelope.
+    Nested,
+    /// Numbers at the edges of their types.
+    Numbers,
+    /// Empty strings, arrays and objects.
+    Empty,
+}
+
+/// The request's `tool_choice`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// The model decides.
+    Auto,
+    /// Some call must be made. Servers that constrain decoding then repair what they should not.
+    Required,
+}
+
+/// What becomes of a session after its first corruption.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Poisoned {
+    /// It ends.
+    Stop,
+    /// It goes on, with the dictated call in the place of the damaged one.
+    Substitute,
+    /// It goes on with the damage in its history.
+    Continue,
+}

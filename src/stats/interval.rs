@@ -47,6 +47,19 @@ pub fn lower_bound(counts: Counts, confidence: f64) -> f64 {
     lower_limit(counts, 1.0 - confidence)
 }
 
+/// Clopper and Pearson's interval where design effects make counts fractional.
+pub(super) fn clopper_pearson_effective(events: f64, trials: f64, confidence: f64) -> Interval {
+    if trials <= 0.0 {
+        return Interval::UNIT;
+    }
+    let tail = (1.0 - confidence) / 2.0;
+    let rest = trials - events;
+    Interval {
+        lower: if events <= 0.0 { 0.0 } else { beta_quantile(events, rest + 1.0, tail) },
+        upper: if rest <= 0.0 { 1.0 } else { beta_quantile(events + 1.0, rest, 1.0 - tail) },
+    }
+}
+
 fn lower_limit(Counts { events, trials }: Counts, tail: f64) -> f64 {
     if events == 0 {
         return 0.0;

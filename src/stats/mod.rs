@@ -2,7 +2,12 @@
 //!
 //! The sampling unit is the session, since the calls inside one are correlated.
 
+pub mod cluster;
+pub mod exact;
 pub mod interval;
+pub mod position;
+pub mod power;
+pub mod sequential;
 
 use serde::{Deserialize, Serialize};
 

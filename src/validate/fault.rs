@@ -117,10 +117,56 @@ named! {
     /// A deviation that the verdict tolerates; each is counted and reported.
     Quirk {
         /// `finish_reason` is `stop` beside an intact call.
-        FinishStopWithCall => "finish_stop_with_call",
-        /// `finish_reason` never came.
+        FinishStop => "finish_stop",
+        /// `finish_reason` never came although the answer ended properly.
         FinishMissing => "finish_missing",
+        /// A finish reason that the protocol does not know, taken as complete.
+        FinishUnknown => "finish_unknown",
         /// `[DONE]` never came.
         DoneMissing => "done_missing",
+        /// The same function name came in more than one delta.
+        NameResent => "name_resent",
+        /// The function name came in pieces.
+        NameFragmented => "name_fragmented",
+        /// Arguments came before the name.
+        LateName => "late_name",
+        /// A delta carries a null or empty id beside a real one.
+        IdBlank => "id_blank",
+        /// The same id came in more than one delta.
+        IdResent => "id_resent",
+        /// Deltas without an index, told apart by their ids.
+        IndexMissing => "index_missing",
+        /// Indices do not start at 0 or leave gaps.
+        IndexNotDense => "index_not_dense",
+        /// Empty arguments for a tool that requires nothing.
+        EmptyArgsForNoArgTool => "empty_args_for_no_arg_tool",
+        /// An event with empty data.
+        EmptyEvent => "empty_event",
+        /// A call delta that carries nothing.
+        EmptyDelta => "empty_delta",
+        /// A keep-alive sent as data.
+        NonjsonKeepalive => "nonjson_keepalive",
+        /// A JSON event that is no chunk, such as a ping.
+        UnknownEvent => "unknown_event",
+        /// A line that is no field of the event stream format.
+        UnknownField => "unknown_field",
+        /// The last event was not ended by a blank line.
+        EventUnterminated => "event_unterminated",
+        /// A chunk repeats the whole answer as `message`.
+        MessageInChunk => "message_in_chunk",
+        /// Chunks of one stream carry different completion ids.
+        ChunkIdVaries => "chunk_id_varies",
+        /// More than one choice; only the first is judged.
+        ExtraChoice => "extra_choice",
+        /// A surrogate pair of the content was split between frames; it was joined.
+        SurrogatesSplit => "surrogates_split",
+        /// The content holds U+FFFD.
+        ContentReplacementChar => "content_replacement_char",
+        /// The content holds a control token of a chat template, without call text.
+        ContentTemplateToken => "content_template_token",
+        /// The arguments equal the dictated ones but are written differently.
+        ArgsReserialized => "args_reserialized",
+        /// The dictated calls came in another order.
+        CallsReordered => "calls_reordered",
     }
 }

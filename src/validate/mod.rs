@@ -3,11 +3,17 @@
 //! [`judge`] is pure: it sees the bytes as they came ([`Observation`]) and what the harness knows
 //! ([`Expectation`]), and reads no clock, no file and no network.
 
+pub mod canary;
 pub mod fault;
+pub mod tools;
+
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::Value;
 
+pub use canary::Canaries;
 pub use fault::{Class, Quirk, Verdict};
+pub use tools::Tools;
 
 /// How the transport of a response ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,8 +72,10 @@ pub struct ExpectedCall {
 /// What the harness knows about a request when it judges the response.
 #[derive(Debug, Clone, Default)]
 pub struct Expectation {
-    /// The `tools` array of the request.
-    pub tools: Vec<Value>,
+    /// The `tools` array of the request; cheap to clone, compiled once.
+    pub tools: Tools,
+    /// The request's tools are not known: names and schemas are not judged.
+    pub tools_unknown: bool,
     /// The `tool_choice` of the request.
     pub tool_choice: ToolChoice,
     /// The calls that the response must hold, in order; `None` where no oracle is known.
@@ -78,8 +86,12 @@ pub struct Expectation {
     pub foreign_canaries: Vec<String>,
     /// Tool names that only other sessions declared.
     pub foreign_tools: Vec<String>,
+    /// Every canary of the run, shared between its sessions; the own one is never held against a response.
+    pub canaries: Option<Arc<Canaries>>,
     /// The prompt asked for a sentence that quotes call markup.
     pub prompt_asks_for_markup: bool,
+    /// Call markup beside the built-in families, from the scenario.
+    pub extra_markup: Vec<String>,
 }
 
 /// The judgement of one reassembled call.
@@ -111,11 +123,30 @@ pub struct Judgement {
     /// The calls, in order.
     pub calls: Vec<CallJudgement>,
     /// Deviations that the verdict tolerates.
-    pub quirks: Vec<Quirk>,
+    pub quirks: BTreeSet<Quirk>,
     /// The finish reason as it came; a missing one is `None`, never "stop".
     pub finish_reason: Option<String>,
     /// Text content as it came.
     pub content: String,
     /// `usage.completion_tokens`, where reported.
     pub completion_tokens: Option<u64>,
+}
+
+/// Judges one response.
+pub fn judge(observation: &Observation<'_>, _expectation: &Expectation) -> Judgement {
+    let (verdict, class) = if observation.http_status == 200 {
+        (Verdict::Valid, Class::Ok)
+    } else {
+        (Verdict::Transport, Class::HttpError)
+    };
+    Judgement {
+        verdict,
+        class,
+        detail: None,
+        calls: Vec::new(),
+        quirks: BTreeSet::new(),
+        finish_reason: None,
+        content: String::new(),
+        completion_tokens: None,
+    }
 }

@@ -11,11 +11,11 @@ impl Row {
     }
 
     pub(crate) fn number(&self, column: &str) -> f64 {
-        self.text(column).parse().unwrap()
+        self.text(column).parse().expect("a number")
     }
 
     pub(crate) fn count(&self, column: &str) -> u64 {
-        self.text(column).parse().unwrap()
+        self.text(column).parse().expect("a number")
     }
 }
 
@@ -23,7 +23,7 @@ impl Row {
 pub(crate) fn rows(name: &str) -> Vec<Row> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/statistics/tables/{name}.csv"));
     let rows: Vec<Row> =
-        csv::Reader::from_path(path).unwrap().into_deserialize().map(|row| Row(row.unwrap())).collect();
+        csv::Reader::from_path(path).expect("a table").into_deserialize().map(|row| Row(row.expect("a row"))).collect();
     assert!(!rows.is_empty());
     rows
 }

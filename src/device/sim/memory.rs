@@ -89,6 +89,11 @@ impl<'a> View<'a> {
         Self { memory, overlay: None, weights, op }
     }
 
+    /// A view of memory through what a block has read already.
+    pub(crate) fn through(op: &'a Op, memory: &'a Memory, weights: &'a [SparseWeight], overlay: &'a Overlay) -> Self {
+        Self { memory, overlay: Some(overlay), weights, op }
+    }
+
     /// The bytes of `range`, which must lie in one declared range. Panics in debug builds if the op declares no read of
     /// it.
     pub fn bytes(&self, range: Range<u64>) -> &'a [u8] {
@@ -120,17 +125,87 @@ impl<'a> View<'a> {
     }
 }
 
-/// Ranges that a block has read already, slice by slice.
+/// What a running block has read so far, slice by slice.
+///
+/// A range keeps its place within [`CUT_BYTES`], so values keep their alignment and a slice never tears one.
 #[derive(Default)]
 pub(crate) struct Overlay {
     words: Vec<u64>,
-    ranges: Vec<(Range<u64>, usize)>,
+    used: u64,
+    ranges: Vec<(Range<u64>, u64)>,
+    /// How many of the ranges were read at once, and where the others begin.
+    at_once: usize,
+    sliced_from: u64,
 }
 
+/// Slices are cut at multiples of this many bytes, as the machine moves memory.
+const CUT_BYTES: u64 = 128;
+
 impl Overlay {
+    pub(crate) fn clear(&mut self) {
+        (self.used, self.at_once, self.sliced_from) = (0, 0, 0);
+        self.ranges.clear();
+    }
+
+    /// Adds a range that is yet to be read.
+    pub(crate) fn add(&mut self, range: Range<u64>) {
+        match self.ranges[self.at_once..].last_mut() {
+            Some((last, _)) if last.end == range.start => {
+                self.used += range.end - range.start;
+                last.end = range.end;
+                self.make_room();
+            }
+            _ => self.add_apart(range),
+        }
+    }
+
+    /// Adds a range and reads it at once, before and apart from all slices.
+    pub(crate) fn add_read(&mut self, memory: &Memory, range: Range<u64>) {
+        debug_assert_eq!(self.at_once, self.ranges.len(), "index ranges come before the others");
+        self.add_apart(range.clone());
+        self.at_once = self.ranges.len();
+        let start = self.ranges[self.at_once - 1].1 as usize;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        bytes[start..self.used as usize].copy_from_slice(memory.bytes(range));
+        self.sliced_from = self.used;
+    }
+
+    fn add_apart(&mut self, range: Range<u64>) {
+        let at = self.used.next_multiple_of(CUT_BYTES) + range.start % CUT_BYTES;
+        self.used = at + range.end - range.start;
+        self.ranges.push((range, at));
+        self.make_room();
+    }
+
+    fn make_room(&mut self) {
+        let words = self.used.div_ceil(8) as usize;
+        if self.words.len() < words {
+            self.words.resize(words.next_power_of_two(), 0);
+        }
+    }
+
+    /// Reads slice `slice` of `slices` of everything added, calling `visit` with each range read.
+    pub(crate) fn read(&mut self, memory: &Memory, slice: u64, slices: u64, mut visit: impl FnMut(Range<u64>)) {
+        let length = self.used - self.sliced_from;
+        let cut = |slice: u64| match self.sliced_from + length * slice / slices {
+            _ if slice == slices => self.used,
+            at => (at / CUT_BYTES * CUT_BYTES).max(self.sliced_from),
+        };
+        let (from, to) = (cut(slice), cut(slice + 1));
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        for (range, at) in &self.ranges[self.at_once..] {
+            let (start, end) = (from.max(*at), to.min(*at + range.end - range.start));
+            if start < end {
+                let source = range.start + start - at..range.start + end - at;
+                bytes[start as usize..end as usize].copy_from_slice(memory.bytes(source.clone()));
+                visit(source);
+            }
+        }
+    }
+
     fn find(&self, range: &Range<u64>) -> Option<&[u8]> {
         let (held, at) = self.ranges.iter().find(|(held, _)| held.start <= range.start && range.end <= held.end)?;
-        let start = at + (range.start - held.start) as usize;
+        let start = (at + range.start - held.start) as usize;
         Some(&bytemuck::cast_slice(&self.words)[start..start + (range.end - range.start) as usize])
     }
 }
@@ -151,7 +226,7 @@ pub struct Scratch {
 
 impl<'a> Writes<'a> {
     /// Starts collecting into `scratch`, which is emptied.
-    pub fn new(scratch: &'a mut Scratch) -> Self {
+    pub fn new(_op: &'a Op, scratch: &'a mut Scratch) -> Self {
         scratch.used = 0;
         scratch.ranges.clear();
         Self { scratch, op: PhantomData }

@@ -16,14 +16,22 @@
 //! apart from a fixed gap between eager launches.
 
 pub mod cost;
+mod data;
+mod gpu;
 pub mod memory;
 pub mod order;
+mod plan;
 pub mod race;
 pub mod stats;
+mod timing;
+pub mod token;
 
+pub use gpu::{Config, Sim};
 pub use memory::{Memory, View, Writes};
+pub use order::Schedule;
 pub use race::{RaceHit, RaceKind, Side};
 pub use stats::Stats;
+pub use token::Token;
 
 use std::ops::Range;
 

@@ -1,0 +1,404 @@
+//! The search: both ends first, then the most telling probes, then the answer against its complement.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Answer, Ending, MOST_TOGGLES, Outcome, Plan, Probe, Subset,
+    choose::choose,
+    posterior::{Posterior, bayes_factor},
+};
+use crate::stats::{Counts, exact, power};
+
+/// Share of all sessions that may go into showing that the bad end fails.
+const BAD_END_SHARE: u64 = 3;
+
+/// The background rate of clean configurations before anything is seen: `EVENTS` of `TRIALS`.
+const BACKGROUND_EVENTS: f64 = 0.05;
+const BACKGROUND_TRIALS: f64 = 50.0;
+
+/// Explanations whose best rival is this unlikely are worth confirming; the confirmation itself adds to it.
+const CONFIRM_FROM: f64 = 0.5;
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Run this and record its outcome.
+    Probe(Probe),
+    /// Nothing more: this is the answer.
+    Done(Answer),
+}
+
+/// A search in progress. Pure: [`Search::step`] depends on the plan and the recorded outcomes alone.
+#[derive(Debug, Clone)]
+pub struct Search {
+    plan: Plan,
+    /// What the search tells apart: single toggles, or groups of them while there are too many.
+    groups: Vec<Vec<usize>>,
+    posterior: Option<Posterior>,
+    barred: BTreeSet<Subset>,
+    good: Counts,
+    bad: Counts,
+    sessions: u64,
+    probes: u64,
+    /// The probability that the groups chosen so far hold the culprit.
+    certainty: f64,
+    /// Toggles that a search over groups has excluded.
+    excluded: Vec<usize>,
+    end_skipped: bool,
+}
+
+impl Search {
+    /// A search that has spent nothing yet.
+    pub fn new(plan: Plan) -> Self {
+        let groups = split(&(0..plan.toggles).collect::<Vec<_>>());
+        Self {
+            plan,
+            groups,
+            posterior: None,
+            barred: BTreeSet::new(),
+            good: Counts::default(),
+            bad: Counts::default(),
+            sessions: 0,
+            probes: 0,
+            certainty: 1.0,
+            excluded: Vec::new(),
+            end_skipped: false,
+        }
+    }
+
+    /// Sessions spent so far.
+    pub fn sessions(&self) -> u64 {
+        self.sessions
+    }
+
+    /// The likeliest answer so far and its probability; `None` before both ends are verified.
+    pub fn leader(&self) -> Option<(Vec<usize>, f64)> {
+        let (set, probability) = self.posterior.as_ref()?.answers().into_iter().next()?;
+        Some((self.members(set), probability * self.certainty))
+    }
+
+    /// Takes in what a probe showed.
+    pub fn record(&mut self, probe: &Probe, outcome: &Outcome) {
+        self.probes += 1;
+        let set = self.subset(&probe.bad);
+        let counts = match outcome {
+            Outcome::Judged(counts) if counts.trials > 0 => *counts,
+            Outcome::Judged(_) | Outcome::Skipped(_) => return self.skip(set),
+        };
+        self.sessions += counts.trials;
+        match &mut self.posterior {
+            Some(posterior) => posterior.update(set, counts),
+            None if set.is_empty() => self.good = self.good + counts,
+            None => self.bad = self.bad + counts,
+        }
+        if self.posterior.is_none() && self.bad_end_fails() && self.good.trials >= self.good_end_sessions() {
+            self.posterior = Some(self.seeded(self.bad));
+        }
+        self.descend();
+    }
+
+    /// What to do next.
+    pub fn step(&self) -> Step {
+        if self.end_skipped {
+            return self.done(Ending::EndSkipped);
+        }
+        let Some(posterior) = &self.posterior else { return self.verify_ends() };
+        if self.good_end_fails() {
+            return self.done(Ending::GoodIsCorrupt);
+        }
+        let (leader, probability) = posterior.answers()[0];
+        if probability >= self.wanted() {
+            return match self.confirmation(posterior, leader) {
+                Some(probe) if self.affords(&probe) => Step::Probe(probe),
+                Some(_) => self.done(Ending::Undecided),
+                None => self.done(Ending::Found),
+            };
+        }
+        let seed = self.plan.seed.fork("probe").index(self.probes);
+        match choose(posterior, self.plan.sessions_per_probe, &self.barred, seed) {
+            Some(choice) => {
+                let probe = self.probe(choice.bad, choice.sessions);
+                if self.affords(&probe) { Step::Probe(probe) } else { self.done(Ending::Undecided) }
+            }
+            None => self.done(Ending::Undecided),
+        }
+    }
+
+    fn verify_ends(&self) -> Step {
+        let smallest = self.plan.sessions_per_probe;
+        let full = Subset::full(self.groups.len());
+        if !self.bad_end_fails() {
+            let probe = self.probe(full, self.bad.trials.max(smallest));
+            let allowance = self.plan.max_sessions / BAD_END_SHARE;
+            let rest = allowance.saturating_sub(self.bad.trials);
+            return match rest {
+                0 => self.done(Ending::BadIsClean),
+                rest => Step::Probe(Probe { sessions: probe.sessions.min(rest.max(smallest)), ..probe }),
+            };
+        }
+        if self.good_end_fails() {
+            return self.done(Ending::GoodIsCorrupt);
+        }
+        let missing = self.good_end_sessions().saturating_sub(self.good.trials).max(smallest);
+        let probe = self.probe(Subset::default(), missing);
+        if self.affords(&probe) { Step::Probe(probe) } else { self.done(Ending::Undecided) }
+    }
+
+    /// Whether the bad end failed too often for the background.
+    fn bad_end_fails(&self) -> bool {
+        self.bad.events > 0
+            && bayes_factor(background(Counts::default()), self.bad) >= 1.0 / (1.0 - self.plan.confidence)
+    }
+
+    /// Sessions in which the good end, were it as bad as the bad one, would have shown a failure.
+    fn good_end_sessions(&self) -> u64 {
+        let rate = self.bad.rate().unwrap_or(1.0);
+        power::sessions_to_see(rate, self.plan.confidence).unwrap_or(1).max(self.plan.sessions_per_probe)
+    }
+
+    /// Whether the good end fails, and not clearly less than the bad one.
+    fn good_end_fails(&self) -> bool {
+        self.good.events > 0 && exact::fisher(self.good, self.bad) > 1.0 - self.plan.confidence
+    }
+
+    /// The probability that this search over groups must reach, so that all of them together keep the plan's.
+    fn wanted(&self) -> f64 {
+        let mut rounds = 1.0;
+        let mut largest = self.groups.iter().map(Vec::len).max().unwrap_or(1);
+        while largest > 1 {
+            // Up to three groups are split again over all places.
+            largest = (3 * largest).div_ceil(MOST_TOGGLES);
+            rounds += 1.0;
+        }
+        (self.plan.confidence / self.certainty).powf(1.0 / rounds).min(1.0 - 1e-6)
+    }
+
+    /// The probe that is missing before `leader` counts as confirmed.
+    fn confirmation(&self, posterior: &Posterior, leader: Subset) -> Option<Probe> {
+        let full = Subset::full(self.groups.len());
+        let alone = posterior.seen(leader);
+        let complement = full.without(leader);
+        let against = posterior.seen(complement);
+        if alone.events == 0 && !self.barred.contains(&leader) {
+            return Some(self.probe(leader, alone.trials.max(self.plan.sessions_per_probe)));
+        }
+        // A second cause would show in the complement, about as often as the first one does alone.
+        let rate = alone.rate().filter(|&rate| rate > 0.0).unwrap_or_else(|| posterior.rate());
+        let needed = power::sessions_to_see(rate.min(0.999), self.plan.confidence).unwrap_or(1);
+        let missing = needed.saturating_sub(against.trials);
+        let settled = missing == 0 || against.events > 0 || complement.is_empty() || self.barred.contains(&complement);
+        (!settled).then(|| self.probe(complement, missing.max(self.plan.sessions_per_probe)))
+    }
+
+    fn affords(&self, probe: &Probe) -> bool {
+        self.sessions + probe.sessions <= self.plan.max_sessions
+    }
+
+    fn skip(&mut self, set: Subset) {
+        if self.posterior.is_none() {
+            self.end_skipped = true;
+        }
+        self.barred.insert(set);
+    }
+
+    /// A confirmed answer made of groups starts the search again inside them.
+    fn descend(&mut self) {
+        let Some(posterior) = &self.posterior else { return };
+        let (leader, probability) = posterior.answers()[0];
+        let grouped = leader.members().any(|index| self.groups[index].len() > 1);
+        if !grouped || probability < self.wanted() || self.confirmation(posterior, leader).is_some() {
+            return;
+        }
+        let seen = posterior.seen(leader);
+        let (inside, outside): (Vec<usize>, Vec<usize>) = (0..self.groups.len()).partition(|&index| leader.has(index));
+        self.certainty *= probability;
+        self.excluded.extend(outside.iter().flat_map(|&index| self.groups[index].iter().copied()));
+        self.groups = split(&inside.iter().flat_map(|&index| self.groups[index].iter().copied()).collect::<Vec<_>>());
+        self.barred.clear();
+        self.posterior = Some(self.seeded(seen));
+    }
+
+    fn seeded(&self, bad: Counts) -> Posterior {
+        let mut posterior = Posterior::new(self.groups.len(), background(self.good));
+        posterior.update(Subset::full(self.groups.len()), bad);
+        posterior
+    }
+
+    fn done(&self, ending: Ending) -> Step {
+        let mut answer = Answer {
+            ending,
+            culprit: Vec::new(),
+            posterior: 0.0,
+            alternatives: Vec::new(),
+            inclusion: vec![0.0; self.plan.toggles],
+            irrelevant: self.excluded.clone(),
+            sessions: self.sessions,
+            alone: Counts::default(),
+            complement: Counts::default(),
+            good: self.good,
+            bad: self.bad,
+        };
+        if let Some(posterior) = &self.posterior {
+            self.describe(posterior, &mut answer);
+        }
+        Step::Done(answer)
+    }
+
+    fn describe(&self, posterior: &Posterior, answer: &mut Answer) {
+        let answers = posterior.answers();
+        let (leader, probability) = answers[0];
+        answer.culprit = self.members(leader);
+        answer.posterior = probability * self.certainty;
+        let rivals = answers.iter().skip(1).filter(|(_, probability)| *probability >= CONFIRM_FROM);
+        answer.alternatives = rivals.map(|&(set, _)| self.members(set)).collect();
+        answer.alone = posterior.seen(leader);
+        answer.complement = posterior.seen(Subset::full(self.groups.len()).without(leader));
+        for (group, probability) in self.groups.iter().zip(posterior.inclusion()) {
+            for &toggle in group {
+                answer.inclusion[toggle] = probability;
+            }
+            if probability <= 1.0 - self.plan.confidence {
+                answer.irrelevant.extend(group);
+            }
+        }
+        answer.irrelevant.sort_unstable();
+    }
+
+    fn probe(&self, set: Subset, sessions: u64) -> Probe {
+        Probe { bad: self.members(set), sessions }
+    }
+
+    fn members(&self, set: Subset) -> Vec<usize> {
+        let mut members: Vec<usize> = set.members().flat_map(|index| self.groups[index].iter().copied()).collect();
+        members.sort_unstable();
+        members
+    }
+
+    fn subset(&self, toggles: &[usize]) -> Subset {
+        let holds = |group: &Vec<usize>| group.iter().all(|toggle| toggles.contains(toggle));
+        let places = self.groups.iter().enumerate().filter(|(_, group)| holds(group));
+        places.fold(Subset::default(), |set, (index, _)| set.flip(index))
+    }
+}
+
+/// The background rate, from what the good end showed.
+fn background(good: Counts) -> f64 {
+    (good.events as f64 + BACKGROUND_EVENTS) / (good.trials as f64 + BACKGROUND_TRIALS)
+}
+
+/// At most [`MOST_TOGGLES`] groups of about equal size.
+fn split(toggles: &[usize]) -> Vec<Vec<usize>> {
+    let places = toggles.len().min(MOST_TOGGLES);
+    let mut groups = vec![Vec::new(); places];
+    for (position, &toggle) in toggles.iter().enumerate() {
+        groups[position * places / toggles.len()].push(toggle);
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::RngExt;
+
+    use super::*;
+    use crate::{
+        bisect::{Trial, run},
+        error::Result,
+        seed::Seed,
+    };
+
+    /// A server whose rate is a function of its toggles.
+    struct Simulated<F>(F, rand_pcg::Pcg64Mcg);
+
+    impl<F: Fn(&[usize]) -> f64> Trial for Simulated<F> {
+        fn run(&mut self, probe: &Probe) -> Result<Outcome> {
+            let rate = (self.0)(&probe.bad);
+            if rate < 0.0 {
+                return Ok(Outcome::Skipped("did not start".into()));
+            }
+            let events = (0..probe.sessions).filter(|_| self.1.random_bool(rate)).count() as u64;
+            Ok(Outcome::Judged(Counts::new(events, probe.sessions)))
+        }
+    }
+
+    fn plan(toggles: usize, max_sessions: u64) -> Plan {
+        Plan { toggles, confidence: 0.95, max_sessions, sessions_per_probe: 24, seed: Seed(3) }
+    }
+
+    fn find(toggles: usize, rate: impl Fn(&[usize]) -> f64) -> Answer {
+        let mut search = Search::new(plan(toggles, 6000));
+        run(&mut search, &mut Simulated(rate, Seed(7).rng()), |_, _, _| Ok(())).unwrap()
+    }
+
+    fn all(bad: &[usize], of: &[usize]) -> bool {
+        of.iter().all(|toggle| bad.contains(toggle))
+    }
+
+    #[test]
+    fn a_single_culprit_is_found_and_the_rest_is_irrelevant() {
+        let answer = find(8, |bad| if all(bad, &[5]) { 0.15 } else { 0.0 });
+        assert_eq!((answer.ending, answer.culprit.as_slice()), (Ending::Found, &[5][..]));
+        assert!(answer.posterior >= 0.95 && answer.alone.events > 0 && answer.complement.events == 0);
+        assert_eq!(answer.irrelevant, [0, 1, 2, 3, 4, 6, 7]);
+    }
+
+    #[test]
+    fn an_interaction_is_found() {
+        let answer = find(8, |bad| if all(bad, &[1, 6]) { 0.2 } else { 0.0 });
+        assert_eq!((answer.ending, answer.culprit.as_slice()), (Ending::Found, &[1, 6][..]));
+    }
+
+    #[test]
+    fn two_sufficient_causes_are_both_named() {
+        let answer = find(6, |bad| if bad.contains(&1) || bad.contains(&4) { 0.3 } else { 0.0 });
+        assert_eq!(answer.ending, Ending::Found);
+        let mut both = answer.alternatives.clone();
+        both.push(answer.culprit);
+        both.sort();
+        assert_eq!(both, [[1], [4]]);
+    }
+
+    #[test]
+    fn a_failed_launch_is_no_evidence() {
+        let rate = |bad: &[usize]| match () {
+            () if bad.len() % 3 == 2 => -1.0,
+            () if all(bad, &[2]) => 0.25,
+            () => 0.0,
+        };
+        let answer = find(7, rate);
+        assert_eq!((answer.ending, answer.culprit.as_slice()), (Ending::Found, &[2][..]));
+    }
+
+    #[test]
+    fn many_toggles_are_searched_in_groups() {
+        let answer = find(130, |bad| if all(bad, &[11, 97]) { 0.3 } else { 0.0 });
+        assert_eq!((answer.ending, answer.culprit.as_slice()), (Ending::Found, &[11, 97][..]));
+        assert!(answer.posterior >= 0.95);
+        assert_eq!(answer.irrelevant.len(), 128);
+    }
+
+    #[test]
+    fn ends_that_do_not_differ_are_no_search() {
+        assert_eq!(find(8, |_| 0.0).ending, Ending::BadIsClean);
+        assert_eq!(find(8, |_| 0.2).ending, Ending::GoodIsCorrupt);
+        assert_eq!(find(8, |_| -1.0).ending, Ending::EndSkipped);
+    }
+
+    #[test]
+    fn a_search_resumes_where_its_outcomes_end() {
+        let rate = |bad: &[usize]| if all(bad, &[3]) { 0.15 } else { 0.0 };
+        let mut log = Vec::new();
+        let mut search = Search::new(plan(6, 3000));
+        let answer = run(&mut search, &mut Simulated(rate, Seed(1).rng()), |_, probe, outcome| {
+            log.push((probe.clone(), outcome.clone()));
+            Ok(())
+        });
+        assert!(log.len() > 3);
+        let mut again = Search::new(plan(6, 3000));
+        for (probe, outcome) in &log {
+            assert_eq!(again.step(), Step::Probe(probe.clone()));
+            again.record(probe, outcome);
+        }
+        assert_eq!(again.step(), Step::Done(answer.unwrap()));
+    }
+}

@@ -1,0 +1,180 @@
+//! The data pass: the arithmetic, in virtual time order.
+
+use std::ops::Range;
+
+use super::{
+    Kernels, Memory, Touch, View, Writes,
+    memory::{Overlay, Scratch},
+    plan::{Plan, Race},
+    timing::Timing,
+};
+use crate::device::SparseWeight;
+
+/// A block's reads are taken in this many slices: the first at its start, the last at its end.
+pub(crate) const SLICES: u64 = 4;
+
+/// Stands for all blocks of an op that executes whole.
+const WHOLE: u32 = u32::MAX;
+/// The phase in which a block commits, after its last slice.
+const COMMIT: u32 = SLICES as u32;
+
+/// What the data pass works on.
+pub(crate) struct Machine<'a> {
+    pub(crate) kernels: &'a dyn Kernels,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) weights: &'a [SparseWeight],
+    pub(crate) plan: &'a Plan,
+    pub(crate) timing: &'a Timing,
+}
+
+/// The space in which launches are executed.
+#[derive(Default)]
+pub(crate) struct Data {
+    full: bool,
+    events: Vec<Event>,
+    sliced: Vec<bool>,
+    /// How many ops shared bytes with an op running at the same time.
+    overlapping: u64,
+    /// For each op that is sliced, bytes that an op at the same time may write.
+    hot: Vec<Vec<Range<u64>>>,
+    overlays: Vec<Overlay>,
+    idle: Vec<u32>,
+    /// For each block, its overlay.
+    overlay_of: Vec<u32>,
+    scratch: Scratch,
+}
+
+/// Something that happens to memory. The order of fields is the order of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Event {
+    time: u64,
+    op: u32,
+    block: u32,
+    phase: u32,
+}
+
+impl Data {
+    /// `full`: every op block by block, whatever overlaps.
+    pub(crate) fn new(full: bool) -> Self {
+        Self { full, ..Self::default() }
+    }
+
+    /// Executes one launch. Returns how many ops were executed block by block because of an overlap.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> u64 {
+        self.find_overlaps(machine.plan, machine.timing);
+        self.list_events(machine.plan, machine.timing);
+        self.overlay_of.clear();
+        self.overlay_of.resize(machine.timing.blocks.len(), 0);
+        let events = std::mem::take(&mut self.events);
+        for event in &events {
+            match (event.block, event.phase) {
+                (WHOLE, _) => self.execute_whole(machine, event.op),
+                (block, COMMIT) => self.commit(machine, event.op, block),
+                (block, slice) => self.read_slice(machine, event.op, block, slice),
+            }
+        }
+        self.events = events;
+        self.overlapping
+    }
+
+    /// Finds the ops that share bytes with an op running at the same time.
+    fn find_overlaps(&mut self, plan: &Plan, timing: &Timing) {
+        self.sliced.clear();
+        self.overlapping = 0;
+        self.sliced.resize(plan.len(), self.full);
+        self.hot.resize_with(plan.len().max(self.hot.len()), Vec::new);
+        self.hot.iter_mut().for_each(Vec::clear);
+        for race in plan.races.iter().filter(|race| overlap(race, timing)) {
+            for (op, other) in [(race.first, race.second), (race.second, race.first)] {
+                self.sliced[op as usize] = true;
+                self.overlapping += u64::from(self.hot[op as usize].is_empty());
+                let writes = plan.ops[other as usize].writes.iter().map(|operand| operand.region.span());
+                self.hot[op as usize].extend(writes);
+            }
+        }
+    }
+
+    fn list_events(&mut self, plan: &Plan, timing: &Timing) {
+        self.events.clear();
+        for op in 0..plan.len() as u32 {
+            let blocks = timing.blocks_of(op);
+            if !self.sliced[op as usize] {
+                if !blocks.is_empty() {
+                    self.events.push(Event { time: timing.op_end[op as usize], op, block: WHOLE, phase: COMMIT });
+                }
+                continue;
+            }
+            for block in blocks {
+                let (start, end) = (timing.start[block], timing.end[block]);
+                let block = block as u32;
+                for slice in 0..SLICES {
+                    let time = start + (end - start) * slice / (SLICES - 1);
+                    self.events.push(Event { time, op, block, phase: slice as u32 });
+                }
+                self.events.push(Event { time: end, op, block, phase: COMMIT });
+            }
+        }
+        self.events.sort_unstable();
+    }
+
+    fn execute_whole(&mut self, machine: &mut Machine<'_>, op: u32) {
+        let blocks = &machine.timing.blocks[machine.timing.blocks_of(op)];
+        let op = &machine.plan.ops[op as usize];
+        let view = View::new(op, machine.memory, machine.weights);
+        machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, &mut self.scratch));
+        for (range, bytes) in self.scratch.iter() {
+            machine.memory.write(range.start, bytes);
+        }
+    }
+
+    fn read_slice(&mut self, machine: &mut Machine<'_>, op: u32, block: u32, slice: u32) {
+        if slice == 0 {
+            self.begin_block(machine, op, block);
+        }
+        let overlay = &mut self.overlays[self.overlay_of[block as usize] as usize];
+        overlay.read(machine.memory, u64::from(slice), SLICES, |_| {});
+    }
+
+    fn begin_block(&mut self, machine: &mut Machine<'_>, op: u32, block: u32) {
+        let at = self.idle.pop().unwrap_or_else(|| {
+            self.overlays.push(Overlay::default());
+            self.overlays.len() as u32 - 1
+        });
+        self.overlay_of[block as usize] = at;
+        let overlay = &mut self.overlays[at as usize];
+        overlay.clear();
+        let (full, hot) = (self.full, &self.hot[op as usize]);
+        let memory = &*machine.memory;
+        let is_hot = |range: &Range<u64>| full || hot.iter().any(|h| h.start < range.end && range.start < h.end);
+        let mut visit = |touch: Touch, range: Range<u64>| match touch {
+            Touch::Write => {}
+            _ if range.is_empty() || !is_hot(&range) => {}
+            Touch::Index => overlay.add_read(memory, range),
+            Touch::Read => overlay.add(range),
+        };
+        machine.kernels.accesses(
+            &machine.plan.ops[op as usize],
+            &machine.timing.blocks[block as usize],
+            memory,
+            &mut visit,
+        );
+    }
+
+    fn commit(&mut self, machine: &mut Machine<'_>, op: u32, block: u32) {
+        let overlay = self.overlay_of[block as usize];
+        let op = &machine.plan.ops[op as usize];
+        let view = View::through(op, machine.memory, machine.weights, &self.overlays[overlay as usize]);
+        let block = &machine.timing.blocks[block as usize..=block as usize];
+        machine.kernels.compute(op, block, &view, &mut Writes::new(op, &mut self.scratch));
+        for (range, bytes) in self.scratch.iter() {
+            machine.memory.write(range.start, bytes);
+        }
+        self.idle.push(overlay);
+    }
+}
+
+/// True where both ops of a race ran at the same time, ends included.
+fn overlap(race: &Race, timing: &Timing) -> bool {
+    let (first, second) = (race.first as usize, race.second as usize);
+    timing.op_start[first] <= timing.op_end[second] && timing.op_start[second] <= timing.op_end[first]
+}
