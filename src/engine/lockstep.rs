@@ -163,8 +163,10 @@ mod tests {
     #[test]
     fn the_order_of_ends_is_irrelevant() {
         let (mut one, mut other) = (Lockstep::new(9, 4), Lockstep::new(9, 4));
-        [2, 0, 5].iter().for_each(|s| one.end(*s).unwrap());
-        [5, 2, 0].iter().for_each(|s| other.end(*s).unwrap());
+        for (first, second) in [(2, 5), (0, 2), (5, 0)] {
+            one.end(first).unwrap();
+            other.end(second).unwrap();
+        }
         assert_eq!(expected(&one), expected(&other));
     }
 
