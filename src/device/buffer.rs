@@ -192,7 +192,7 @@ mod tests {
         let bytes = |r: &Region| (0..r.rows).flat_map(|row| r.row(row)).collect::<std::collections::BTreeSet<u64>>();
         let mut meetings = 0;
         for a in &shapes {
-            for b in shapes.iter().step_by(7) {
+            for b in shapes.iter().step_by(5) {
                 let mut shared = std::collections::BTreeSet::new();
                 a.shared(b, |range| shared.extend(range));
                 let expected: std::collections::BTreeSet<u64> = bytes(a).intersection(&bytes(b)).copied().collect();

@@ -6,7 +6,9 @@ use super::{
     Kernels, Memory, Touch, View, Writes,
     memory::{Overlay, Scratch},
     plan::{Plan, Race},
+    race::RaceHit,
     timing::Timing,
+    watch::{Access, Watch},
 };
 use crate::device::SparseWeight;
 
@@ -42,6 +44,7 @@ pub(crate) struct Data {
     /// For each block, its overlay.
     overlay_of: Vec<u32>,
     scratch: Scratch,
+    watch: Watch,
 }
 
 /// Something that happens to memory. The order of fields is the order of events.
@@ -59,8 +62,10 @@ impl Data {
         Self { full, ..Self::default() }
     }
 
-    /// Executes one launch. Returns how many ops were executed block by block because of an overlap.
-    pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> u64 {
+    /// Executes one launch and logs its race hits. Returns how many ops were executed block by block because of an
+    /// overlap.
+    pub(crate) fn run(&mut self, machine: &mut Machine<'_>, launch: u64, hits: &mut Vec<RaceHit>) -> u64 {
+        self.watch.begin(machine.plan, machine.timing);
         self.find_overlaps(machine.plan, machine.timing);
         self.list_events(machine.plan, machine.timing);
         self.overlay_of.clear();
@@ -68,11 +73,12 @@ impl Data {
         let events = std::mem::take(&mut self.events);
         for event in &events {
             match (event.block, event.phase) {
-                (WHOLE, _) => self.execute_whole(machine, event.op),
-                (block, COMMIT) => self.commit(machine, event.op, block),
-                (block, slice) => self.read_slice(machine, event.op, block, slice),
+                (WHOLE, _) => self.execute_whole(machine, event),
+                (_, COMMIT) => self.commit(machine, event),
+                _ => self.read_slice(machine, event),
             }
         }
+        self.watch.finish(machine.plan, launch, hits);
         self.events = events;
         self.overlapping
     }
@@ -117,59 +123,91 @@ impl Data {
         self.events.sort_unstable();
     }
 
-    fn execute_whole(&mut self, machine: &mut Machine<'_>, op: u32) {
-        let blocks = &machine.timing.blocks[machine.timing.blocks_of(op)];
-        let op = &machine.plan.ops[op as usize];
+    fn execute_whole(&mut self, machine: &mut Machine<'_>, event: &Event) {
+        let blocks = &machine.timing.blocks[machine.timing.blocks_of(event.op)];
+        let op = &machine.plan.ops[event.op as usize];
+        if self.watch.tracks(event.op) {
+            for (block, &end) in blocks.iter().zip(&machine.timing.end[machine.timing.blocks_of(event.op)]) {
+                let access = Access { op: event.op, row: block.index, at_ns: end };
+                let memory = &*machine.memory;
+                machine.kernels.accesses(op, block, memory, &mut |touch, range| {
+                    if touch != Touch::Write {
+                        self.watch.read(machine.plan, access, range.start, memory.bytes(range.clone()));
+                    }
+                });
+            }
+        }
         let view = View::new(op, machine.memory, machine.weights);
         machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, &mut self.scratch));
-        for (range, bytes) in self.scratch.iter() {
-            machine.memory.write(range.start, bytes);
-        }
+        self.write_back(machine, Access { op: event.op, row: 0, at_ns: event.time });
     }
 
-    fn read_slice(&mut self, machine: &mut Machine<'_>, op: u32, block: u32, slice: u32) {
-        if slice == 0 {
-            self.begin_block(machine, op, block);
+    fn read_slice(&mut self, machine: &mut Machine<'_>, event: &Event) {
+        let Event { time, op, block, phase } = *event;
+        let access = Access { op, row: machine.timing.blocks[block as usize].index, at_ns: time };
+        if phase == 0 {
+            self.begin_block(machine, access, block);
         }
         let overlay = &mut self.overlays[self.overlay_of[block as usize] as usize];
-        overlay.read(machine.memory, u64::from(slice), SLICES, |_| {});
+        let (watch, memory) = (&mut self.watch, &*machine.memory);
+        let tracks = watch.tracks(op);
+        overlay.read(memory, u64::from(phase), SLICES, |range| {
+            if tracks {
+                watch.read(machine.plan, access, range.start, memory.bytes(range));
+            }
+        });
     }
 
-    fn begin_block(&mut self, machine: &mut Machine<'_>, op: u32, block: u32) {
+    fn begin_block(&mut self, machine: &Machine<'_>, access: Access, block: u32) {
         let at = self.idle.pop().unwrap_or_else(|| {
             self.overlays.push(Overlay::default());
             self.overlays.len() as u32 - 1
         });
         self.overlay_of[block as usize] = at;
         let overlay = &mut self.overlays[at as usize];
-        overlay.clear();
-        let (full, hot) = (self.full, &self.hot[op as usize]);
-        let memory = &*machine.memory;
-        let is_hot = |range: &Range<u64>| full || hot.iter().any(|h| h.start < range.end && range.start < h.end);
-        let mut visit = |touch: Touch, range: Range<u64>| match touch {
-            Touch::Write => {}
-            _ if range.is_empty() || !is_hot(&range) => {}
-            Touch::Index => overlay.add_read(memory, range),
-            Touch::Read => overlay.add(range),
-        };
+        overlay.clear(self.full);
+        let (full, hot) = (self.full, &self.hot[access.op as usize]);
+        let (watch, memory) = (&mut self.watch, &*machine.memory);
+        let tracks = watch.tracks(access.op);
         machine.kernels.accesses(
-            &machine.plan.ops[op as usize],
+            &machine.plan.ops[access.op as usize],
             &machine.timing.blocks[block as usize],
             memory,
-            &mut visit,
+            &mut |touch, range| {
+                let watched = tracks && watch.touches(&range);
+                let hot = full || watched || hot.iter().any(|hot| hot.start < range.end && range.start < hot.end);
+                match touch {
+                    Touch::Index if hot && !range.is_empty() => {
+                        if watched {
+                            watch.read(machine.plan, access, range.start, memory.bytes(range.clone()));
+                        }
+                        overlay.add_read(memory, range);
+                    }
+                    Touch::Read if !range.is_empty() => overlay.add(range, hot),
+                    _ => {}
+                }
+            },
         );
     }
 
-    fn commit(&mut self, machine: &mut Machine<'_>, op: u32, block: u32) {
-        let overlay = self.overlay_of[block as usize];
-        let op = &machine.plan.ops[op as usize];
+    fn commit(&mut self, machine: &mut Machine<'_>, event: &Event) {
+        let overlay = self.overlay_of[event.block as usize];
+        let op = &machine.plan.ops[event.op as usize];
         let view = View::through(op, machine.memory, machine.weights, &self.overlays[overlay as usize]);
-        let block = &machine.timing.blocks[block as usize..=block as usize];
+        let block = &machine.timing.blocks[event.block as usize..=event.block as usize];
         machine.kernels.compute(op, block, &view, &mut Writes::new(op, &mut self.scratch));
+        self.write_back(machine, Access { op: event.op, row: block[0].index, at_ns: event.time });
+        self.idle.push(overlay);
+    }
+
+    fn write_back(&mut self, machine: &mut Machine<'_>, access: Access) {
+        let tracks = self.watch.tracks(access.op);
         for (range, bytes) in self.scratch.iter() {
+            if tracks {
+                self.watch.write(access, range.start, machine.memory.bytes(range.clone()), bytes);
+            }
             machine.memory.write(range.start, bytes);
         }
-        self.idle.push(overlay);
     }
 }
 

@@ -158,8 +158,10 @@ impl Sim {
             plan,
             timing: &self.timing,
         };
-        self.stats.sliced_ops += self.data.run(&mut machine);
-        let (launch, fingerprint) = (self.launches, self.timing.fingerprint());
+        let (launch, logged) = (self.launches, self.hits.len());
+        self.stats.sliced_ops += self.data.run(&mut machine, launch, &mut self.hits);
+        self.stats.race_hits += (self.hits.len() - logged) as u64;
+        let fingerprint = self.timing.fingerprint();
         self.launches += 1;
         self.token = Some(Token::new(&self.config.schedule, self.seed, launch, fingerprint));
         match &self.config.schedule {

@@ -1,6 +1,6 @@
 //! Device memory: one arena, and how a kernel reads and writes it.
 
-use std::{marker::PhantomData, ops::Range};
+use std::ops::Range;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
@@ -29,8 +29,11 @@ impl Memory {
     /// Makes the arena at least `bytes` long.
     pub fn reserve(&mut self, bytes: u64) {
         if self.len() < bytes {
-            self.words.resize(bytes.div_ceil(8) as usize, 0);
-            self.stamps.resize(bytes.div_ceil(STAMP_BYTES) as usize, 0);
+            // A fresh zeroed allocation is touched lazily; growing one in place would write all of it.
+            let mut grown = Self { clock: self.clock, ..Self::new(bytes) };
+            grown.words[..self.words.len()].copy_from_slice(&self.words);
+            grown.stamps[..self.stamps.len()].copy_from_slice(&self.stamps);
+            *self = grown;
         }
     }
 
@@ -104,7 +107,11 @@ impl<'a> View<'a> {
         );
         match self.overlay.and_then(|overlay| overlay.find(&range)) {
             Some(bytes) => bytes,
-            None => self.memory.bytes(range),
+            None => {
+                let strict = self.overlay.is_some_and(|overlay| overlay.strict);
+                assert!(!strict, "{} reads {range:?}, which it did not visit", self.op.kernel.name());
+                self.memory.bytes(range)
+            }
         }
     }
 
@@ -127,53 +134,73 @@ impl<'a> View<'a> {
 
 /// What a running block has read so far, slice by slice.
 ///
-/// A range keeps its place within [`CUT_BYTES`], so values keep their alignment and a slice never tears one.
+/// Slices divide everything that the block reads, laid end to end; only what somebody may write meanwhile is held. A range
+/// keeps its place within [`CUT_BYTES`], so values keep their alignment and a slice never tears one.
 #[derive(Default)]
 pub(crate) struct Overlay {
     words: Vec<u64>,
     used: u64,
-    ranges: Vec<(Range<u64>, u64)>,
-    /// How many of the ranges were read at once, and where the others begin.
+    held: Vec<Held>,
+    /// How many of the held ranges were read at once.
     at_once: usize,
-    sliced_from: u64,
+    /// Length of all that is read in slices, and where its last range ends.
+    length: u64,
+    last_end: u64,
+    /// Nothing but what is held may be read.
+    strict: bool,
+}
+
+/// A range that an overlay holds.
+struct Held {
+    range: Range<u64>,
+    /// Where in `words` its bytes are.
+    at: u64,
+    /// Its place among all that is read in slices.
+    place: u64,
 }
 
 /// Slices are cut at multiples of this many bytes, as the machine moves memory.
 const CUT_BYTES: u64 = 128;
 
 impl Overlay {
-    pub(crate) fn clear(&mut self) {
-        (self.used, self.at_once, self.sliced_from) = (0, 0, 0);
-        self.ranges.clear();
+    pub(crate) fn clear(&mut self, strict: bool) {
+        self.held.clear();
+        (self.used, self.at_once, self.length, self.last_end, self.strict) = (0, 0, 0, u64::MAX, strict);
     }
 
-    /// Adds a range that is yet to be read.
-    pub(crate) fn add(&mut self, range: Range<u64>) {
-        match self.ranges[self.at_once..].last_mut() {
-            Some((last, _)) if last.end == range.start => {
+    /// Adds a range that is yet to be read; its bytes are kept if `hold`.
+    pub(crate) fn add(&mut self, range: Range<u64>, hold: bool) {
+        let adjoins = range.start == self.last_end;
+        let place = if adjoins { self.length } else { aligned(self.length, range.start) };
+        self.length = place + range.end - range.start;
+        self.last_end = range.end;
+        if !hold {
+            return;
+        }
+        match self.held[self.at_once..].last_mut() {
+            Some(last) if adjoins && last.range.end == range.start => {
                 self.used += range.end - range.start;
-                last.end = range.end;
+                last.range.end = range.end;
                 self.make_room();
             }
-            _ => self.add_apart(range),
+            _ => self.hold(range, place),
         }
     }
 
     /// Adds a range and reads it at once, before and apart from all slices.
     pub(crate) fn add_read(&mut self, memory: &Memory, range: Range<u64>) {
-        debug_assert_eq!(self.at_once, self.ranges.len(), "index ranges come before the others");
-        self.add_apart(range.clone());
-        self.at_once = self.ranges.len();
-        let start = self.ranges[self.at_once - 1].1 as usize;
+        debug_assert_eq!(self.at_once, self.held.len(), "index ranges come before the others");
+        self.hold(range.clone(), 0);
+        let start = self.held[self.at_once].at as usize;
+        self.at_once += 1;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         bytes[start..self.used as usize].copy_from_slice(memory.bytes(range));
-        self.sliced_from = self.used;
     }
 
-    fn add_apart(&mut self, range: Range<u64>) {
-        let at = self.used.next_multiple_of(CUT_BYTES) + range.start % CUT_BYTES;
+    fn hold(&mut self, range: Range<u64>, place: u64) {
+        let at = aligned(self.used, range.start);
         self.used = at + range.end - range.start;
-        self.ranges.push((range, at));
+        self.held.push(Held { range, at, place });
         self.make_room();
     }
 
@@ -186,34 +213,39 @@ impl Overlay {
 
     /// Reads slice `slice` of `slices` of everything added, calling `visit` with each range read.
     pub(crate) fn read(&mut self, memory: &Memory, slice: u64, slices: u64, mut visit: impl FnMut(Range<u64>)) {
-        let length = self.used - self.sliced_from;
-        let cut = |slice: u64| match self.sliced_from + length * slice / slices {
-            _ if slice == slices => self.used,
-            at => (at / CUT_BYTES * CUT_BYTES).max(self.sliced_from),
+        let cut = |slice: u64| {
+            if slice == slices { self.length } else { self.length * slice / slices / CUT_BYTES * CUT_BYTES }
         };
         let (from, to) = (cut(slice), cut(slice + 1));
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
-        for (range, at) in &self.ranges[self.at_once..] {
-            let (start, end) = (from.max(*at), to.min(*at + range.end - range.start));
+        for Held { range, at, place } in &self.held[self.at_once..] {
+            let (start, end) = (from.max(*place), to.min(place + range.end - range.start));
             if start < end {
-                let source = range.start + start - at..range.start + end - at;
-                bytes[start as usize..end as usize].copy_from_slice(memory.bytes(source.clone()));
+                let source = range.start + start - place..range.start + end - place;
+                let target = (at + start - place) as usize..(at + end - place) as usize;
+                bytes[target].copy_from_slice(memory.bytes(source.clone()));
                 visit(source);
             }
         }
     }
 
     fn find(&self, range: &Range<u64>) -> Option<&[u8]> {
-        let (held, at) = self.ranges.iter().find(|(held, _)| held.start <= range.start && range.end <= held.end)?;
-        let start = (at + range.start - held.start) as usize;
+        let holds = |held: &&Held| held.range.start <= range.start && range.end <= held.range.end;
+        let held = self.held.iter().find(holds)?;
+        let start = (held.at + range.start - held.range.start) as usize;
         Some(&bytemuck::cast_slice(&self.words)[start..start + (range.end - range.start) as usize])
     }
+}
+
+/// The first place from `used` on that is where `address` is within [`CUT_BYTES`].
+fn aligned(used: u64, address: u64) -> u64 {
+    used.next_multiple_of(CUT_BYTES) + address % CUT_BYTES
 }
 
 /// Where a kernel puts its results; they reach memory when the virtual GPU commits them.
 pub struct Writes<'a> {
     scratch: &'a mut Scratch,
-    op: PhantomData<&'a Op>,
+    op: &'a Op,
 }
 
 /// Reusable space behind [`Writes`].
@@ -226,14 +258,20 @@ pub struct Scratch {
 
 impl<'a> Writes<'a> {
     /// Starts collecting into `scratch`, which is emptied.
-    pub fn new(_op: &'a Op, scratch: &'a mut Scratch) -> Self {
+    pub fn new(op: &'a Op, scratch: &'a mut Scratch) -> Self {
         scratch.used = 0;
         scratch.ranges.clear();
-        Self { scratch, op: PhantomData }
+        Self { scratch, op }
     }
 
-    /// The future bytes of `range`: all must be written, none may be read first.
+    /// The future bytes of `range`: all must be written, none may be read first. Panics in debug builds if the op
+    /// declares no write of it.
     pub fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
+        debug_assert!(
+            self.op.writes.iter().any(|operand| operand.region.covers(&range)),
+            "{} writes {range:?}, which it does not declare",
+            self.op.kernel.name()
+        );
         let at = self.scratch.used.next_multiple_of(8) + (range.start % 8) as usize;
         let end = at + (range.end - range.start) as usize;
         if self.scratch.words.len() * 8 < end {

@@ -23,8 +23,11 @@ pub mod order;
 mod plan;
 pub mod race;
 pub mod stats;
+#[cfg(test)]
+mod synthetic;
 mod timing;
 pub mod token;
+mod watch;
 
 pub use gpu::{Config, Sim};
 pub use memory::{Memory, View, Writes};

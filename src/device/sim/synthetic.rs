@@ -1,0 +1,279 @@
+//! Synthetic programs for the simulator's own tests: kernels that mix bytes, and graphs built from them.
+
+use std::ops::Range;
+
+use rand::RngExt;
+use rand_pcg::Pcg64Mcg;
+
+use super::{Config, Kernels, Memory, RaceHit, RaceKind, Schedule, Sim, Touch, View, Writes};
+use crate::{
+    device::{Block, Device, Graph, Op, Region, StreamId, Tensor, kernel::Kernel},
+    seed::Seed,
+};
+
+/// Every op is `Kernel::Copy`; block `i` mixes row `i` of all reads into row `i` of all writes.
+struct Mix;
+
+impl Kernels for Mix {
+    fn blocks(&self, op: &Op, _memory: &Memory, out: &mut Vec<Block>) {
+        let region = op.writes[0].region;
+        out.extend((0..region.rows as u32).map(|index| Block { index, part: 0, bytes: 64 * region.len, flops: 0 }));
+    }
+
+    fn accesses(&self, op: &Op, block: &Block, _memory: &Memory, visit: &mut dyn FnMut(Touch, Range<u64>)) {
+        let row = u64::from(block.index);
+        op.reads.iter().for_each(|operand| visit(Touch::Read, operand.region.row(row)));
+        op.writes.iter().for_each(|operand| visit(Touch::Write, operand.region.row(row)));
+    }
+
+    fn compute(&self, op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>) {
+        for block in blocks {
+            let row = u64::from(block.index);
+            let salt = op.layer.unwrap_or(0);
+            for write in &op.writes {
+                let target = out.bytes(write.region.row(row));
+                target.fill(salt);
+                for read in &op.reads {
+                    let source = view.bytes(read.region.row(row));
+                    for (at, byte) in target.iter_mut().enumerate() {
+                        *byte = byte.rotate_left(1) ^ source[at % source.len()].wrapping_mul(at as u8 | 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn device(config: Config) -> Device {
+    Device::new(Box::new(Sim::new(config, Box::new(Mix))))
+}
+
+fn config(seed: u64, schedule: &Schedule) -> Config {
+    Config { seed: Seed(seed), schedule: schedule.clone(), ..Config::default() }
+}
+
+fn op(salt: u8, reads: &[(&Tensor, Region)], writes: &[(&Tensor, Region)]) -> Op {
+    let operands = |list: &[(&Tensor, Region)]| list.iter().map(|(tensor, region)| tensor.operand(*region)).collect();
+    Op { kernel: Kernel::Copy, reads: operands(reads), writes: operands(writes), layer: Some(salt) }
+}
+
+const ROWS: u64 = 48;
+const ROW: u64 = 128;
+
+fn rows(tensor: &Tensor) -> (&Tensor, Region) {
+    (tensor, tensor.region(ROW, ROW, ROWS, 0))
+}
+
+/// The early free in its smallest form: a side stream reads what main allocated, main frees it after queueing the read,
+/// and main's next output takes the bytes. With `joined`, main waits for the reader first.
+struct EarlyFree {
+    device: Device,
+    graph: Graph,
+    output: Tensor,
+}
+
+impl EarlyFree {
+    fn new(config: Config, joined: bool) -> Self {
+        let device = device(config);
+        device.reserve(64 << 20).unwrap();
+        let (main, side) = (device.stream("main").unwrap(), device.stream("side").unwrap());
+        let input = device.alloc(main, ROWS * ROW, "input").unwrap();
+        let output = device.alloc(main, ROWS * ROW, "output").unwrap();
+        let pattern: Vec<u8> = (0..ROWS * ROW).map(|i| (i * 7 + i / 256) as u8).collect();
+        device.copy_in(input.address(), &pattern).unwrap();
+        let pool = device.graph_pool();
+        device.begin_capture("early-free", main, pool).unwrap();
+        let early = device.alloc(main, ROWS * ROW, "early").unwrap();
+        device.enqueue(main, op(1, &[rows(&input)], &[rows(&early)])).unwrap();
+        device.wait_stream(side, main).unwrap();
+        device.enqueue(side, op(2, &[rows(&early)], &[rows(&output)])).unwrap();
+        if joined {
+            device.wait_stream(main, side).unwrap();
+        }
+        drop(early);
+        let late = device.alloc(main, ROWS * ROW, "late").unwrap();
+        device.enqueue(main, op(3, &[rows(&input)], &[rows(&late)])).unwrap();
+        device.wait_stream(main, side).unwrap();
+        let graph = device.end_capture().unwrap();
+        Self { device, graph, output }
+    }
+
+    fn launch(&self) -> (Vec<u8>, Vec<RaceHit>) {
+        self.device.launch(&self.graph).unwrap();
+        let mut bytes = vec![0; self.output.bytes() as usize];
+        self.device.copy_out(self.output.address(), &mut bytes).unwrap();
+        (bytes, self.device.drain_race_hits())
+    }
+}
+
+fn wrong_launches(schedule: &Schedule, joined: bool) -> usize {
+    let (expected, _) = EarlyFree::new(config(0, &Schedule::Host), true).launch();
+    let run = EarlyFree::new(config(3, schedule), joined);
+    (0..100).filter(|_| run.launch().0 != expected).count()
+}
+
+#[test]
+fn an_early_free_corrupts_only_where_no_edge_forbids_it() {
+    let pct = Schedule::Pct { depth: 2 };
+    for schedule in [Schedule::Random, Schedule::Adversarial, pct.clone()] {
+        let wrong = wrong_launches(&schedule, false);
+        assert!(wrong > 3, "{schedule}: {wrong} of 100 launches were wrong");
+    }
+    assert_eq!(wrong_launches(&Schedule::Host, false), 0);
+    for schedule in [Schedule::Random, Schedule::Adversarial, Schedule::Host, pct] {
+        assert_eq!(wrong_launches(&schedule, true), 0, "{schedule}");
+    }
+}
+
+#[test]
+fn the_race_log_names_both_ops_and_the_bytes() {
+    let mut run = EarlyFree::new(config(3, &Schedule::Adversarial), false);
+    let (expected, _) = EarlyFree::new(config(0, &Schedule::Host), false).launch();
+    let mut explained = 0;
+    for _ in 0..60 {
+        let (bytes, hits) = run.launch();
+        assert_eq!(bytes != expected, !hits.is_empty(), "a wrong launch has hits and a right one has none");
+        for hit in hits {
+            assert_eq!(hit.kind, RaceKind::WriteAfterRead);
+            let named = |side: &super::Side| (side.stream_name.to_string(), side.tensor.to_string(), side.layer);
+            assert_eq!(named(&hit.first), ("side".to_owned(), "early".to_owned(), Some(2)));
+            assert_eq!(named(&hit.second), ("main".to_owned(), "late".to_owned(), Some(3)));
+            let early = run.graph.trace().lifetime(hit.first.lifetime).unwrap();
+            assert!(early.address <= hit.bytes.start && hit.bytes.end <= early.address + early.bytes);
+            assert_ne!(hit.expected, hit.seen);
+            let wrong = |row: u64| (row * ROW..(row + 1) * ROW).any(|at| bytes[at as usize] != expected[at as usize]);
+            let wrong_rows: Vec<u32> = (0..ROWS).filter(|&row| wrong(row)).map(|row| row as u32).collect();
+            assert_eq!(hit.rows, wrong_rows);
+            explained += 1;
+        }
+    }
+    assert!(explained > 3, "only {explained} hits");
+    run = EarlyFree::new(config(3, &Schedule::Adversarial), true);
+    assert!((0..30).all(|_| run.launch().1.is_empty()), "with the edge nothing is logged");
+}
+
+/// A random capture: every tensor is written as a whole by its first op, frees come early, and some waits are missing.
+/// The last op, after a join, folds what is still alive into `output`.
+struct Tangle {
+    device: Device,
+    graph: Graph,
+    output: Tensor,
+    extent: u64,
+}
+
+impl Tangle {
+    fn new(config: Config, shape: u64) -> Self {
+        let mut rng = Seed(shape).fork("tangle").rng();
+        let device = device(config);
+        device.reserve(64 << 20).unwrap();
+        let streams: Vec<StreamId> = ["main", "kv", "indexer"].map(|name| device.stream(name).unwrap()).to_vec();
+        let main = streams[0];
+        let input = device.alloc(main, ROWS * ROW, "input").unwrap();
+        let output = device.alloc(main, ROWS * ROW, "output").unwrap();
+        device.copy_in(input.address(), &vec![0x5A; (ROWS * ROW) as usize]).unwrap();
+        let pool = device.graph_pool();
+        device.begin_capture("tangle", main, pool).unwrap();
+        streams[1..].iter().for_each(|&side| device.wait_stream(side, main).unwrap());
+        let mut alive = vec![input];
+        for salt in 0..rng.random_range(8..20u8) {
+            let stream = streams[rng.random_range(0..streams.len())];
+            if rng.random_ratio(1, 2) {
+                device.wait_stream(stream, streams[rng.random_range(0..streams.len())]).unwrap();
+            }
+            let count = rng.random_range(1..=3);
+            let reads: Vec<Tensor> = (0..count).map(|_| alive[rng.random_range(0..alive.len())].clone()).collect();
+            let target = device.alloc(main, ROWS * ROW, format!("tensor {salt}")).unwrap();
+            let read_regions = reads.iter().map(|tensor| (tensor, part(tensor, &mut rng))).collect::<Vec<_>>();
+            device.enqueue(stream, op(salt, &read_regions, &[rows(&target)])).unwrap();
+            if rng.random_ratio(1, 3) {
+                device.enqueue(stream, op(salt, &[rows(&reads[0])], &[(&target, part(&target, &mut rng))])).unwrap();
+            }
+            alive.push(target);
+            if alive.len() > 3 {
+                let _ = alive.remove(rng.random_range(1..alive.len()));
+            }
+        }
+        streams[1..].iter().for_each(|&side| device.wait_stream(main, side).unwrap());
+        let last: Vec<_> = alive.iter().map(rows).collect();
+        device.enqueue(main, op(200, &last, &[rows(&output)])).unwrap();
+        drop(last);
+        let graph = device.end_capture().unwrap();
+        let ends = graph.trace().lifetimes.iter().map(|lifetime| lifetime.address + lifetime.bytes);
+        let extent = ends.max().unwrap_or(0);
+        Self { device, graph, output, extent }
+    }
+
+    /// The output, all of memory, and the hits of one launch.
+    fn launch(&self) -> (Vec<u8>, Vec<u8>, Vec<RaceHit>) {
+        self.device.launch(&self.graph).unwrap();
+        let mut memory = vec![0; self.extent as usize];
+        self.device.copy_out(0, &mut memory).unwrap();
+        let start = self.output.address() as usize;
+        (memory[start..start + self.output.bytes() as usize].to_vec(), memory, self.device.drain_race_hits())
+    }
+}
+
+/// All rows of a tensor, and of each row a random part.
+fn part(tensor: &Tensor, rng: &mut Pcg64Mcg) -> Region {
+    let offset = rng.random_range(0..ROW / 2);
+    tensor.region(ROW, rng.random_range(1..=ROW - offset), ROWS, offset)
+}
+
+fn schedules() -> [Schedule; 4] {
+    [Schedule::Random, Schedule::Adversarial, Schedule::Pct { depth: 3 }, Schedule::Host]
+}
+
+/// What of a race log does not depend on when an op that nothing overlaps is executed.
+fn essence(hits: &mut [RaceHit]) -> Vec<(RaceKind, [u32; 3], Vec<u32>, Range<u64>, u64)> {
+    hits.sort_by_key(|hit| (hit.kind, hit.first.op, hit.second.op, hit.reader));
+    let essence = |hit: &RaceHit| {
+        (hit.kind, [hit.first.op, hit.second.op, hit.reader], hit.rows.clone(), hit.bytes.clone(), hit.changed)
+    };
+    hits.iter().map(essence).collect()
+}
+
+#[test]
+fn the_fast_data_pass_equals_full_slicing() {
+    let (mut overlapping, mut differing, mut hits) = (0, 0, 0);
+    for shape in 0..40 {
+        let reference = Tangle::new(config(0, &Schedule::Host), shape).launch().0;
+        for schedule in schedules() {
+            let fast = Tangle::new(config(shape, &schedule), shape);
+            let full = Tangle::new(Config { full: true, ..config(shape, &schedule) }, shape);
+            for _ in 0..3 {
+                let before = fast.device.stats();
+                let (mut a, mut b) = (fast.launch(), full.launch());
+                assert!(a.0 == b.0 && a.1 == b.1, "shape {shape} under {schedule}: fast and full give other bytes");
+                assert_eq!(essence(&mut a.2), essence(&mut b.2), "shape {shape} under {schedule}");
+                overlapping += usize::from(fast.device.stats().since(&before).sliced_ops > 0);
+                differing += usize::from(a.0 != reference);
+                hits += a.2.len();
+            }
+        }
+    }
+    println!("{overlapping} launches overlapped in conflict, {differing} gave other bytes, {hits} race hits");
+    assert!(overlapping > 50 && differing > 50 && hits > 50);
+}
+
+#[test]
+fn wrong_output_is_always_explained_and_host_order_is_always_right() {
+    let (mut wrong, mut kinds) = (0, std::collections::BTreeSet::new());
+    for shape in 0..80 {
+        let reference = Tangle::new(config(0, &Schedule::Host), shape).launch().0;
+        for schedule in schedules() {
+            let run = Tangle::new(config(shape, &schedule), shape);
+            for _ in 0..3 {
+                let (output, _, hits) = run.launch();
+                assert!(output == reference || !hits.is_empty(), "shape {shape} under {schedule}: unexplained");
+                kinds.extend(hits.iter().map(|hit| hit.kind));
+                if schedule == Schedule::Host {
+                    assert_eq!(output, reference);
+                    assert!(hits.is_empty());
+                }
+                wrong += usize::from(output != reference);
+            }
+        }
+    }
+    println!("{wrong} wrong launches, kinds {kinds:?}");
+    assert!(wrong > 100 && kinds.len() == 3, "{wrong} wrong launches, kinds {kinds:?}");
+}
