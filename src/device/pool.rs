@@ -165,3 +165,126 @@ impl Pool {
         self.free.remove(&(block.stream, block.large, block.size, address));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rand::RngExt;
+
+    use super::*;
+    use crate::seed::Seed;
+
+    /// The rules again, in the plainest form: a list of blocks, searched from end to end.
+    #[derive(Default)]
+    struct Plain {
+        blocks: Vec<PlainBlock>,
+        top: u64,
+    }
+
+    #[derive(Clone, Copy)]
+    struct PlainBlock {
+        pool: PoolId,
+        stream: StreamId,
+        large: bool,
+        segment: u64,
+        start: u64,
+        end: u64,
+        free: bool,
+    }
+
+    impl Plain {
+        fn alloc(&mut self, pool: PoolId, stream: StreamId, bytes: u64) -> u64 {
+            let size = bytes.max(1).div_ceil(512) * 512;
+            let large = size > 1024 * 1024;
+            let fits = |b: &PlainBlock| {
+                b.free && b.pool == pool && b.stream == stream && b.large == large && b.end - b.start >= size
+            };
+            let best = (0..self.blocks.len())
+                .filter(|&at| fits(&self.blocks[at]))
+                .min_by_key(|&at| (self.blocks[at].end - self.blocks[at].start, self.blocks[at].start));
+            let at = best.unwrap_or_else(|| {
+                let mib = 1024 * 1024;
+                let length = match size {
+                    _ if !large => 2 * mib,
+                    _ if size < 10 * mib => 20 * mib,
+                    _ => size.div_ceil(2 * mib) * 2 * mib,
+                };
+                let (start, end) = (self.top, self.top + length);
+                self.top = end;
+                self.blocks.push(PlainBlock { pool, stream, large, segment: start, start, end, free: true });
+                self.blocks.len() - 1
+            });
+            let rest = self.blocks[at].end - self.blocks[at].start - size;
+            if rest >= if large { 1024 * 1024 + 1 } else { 512 } {
+                let tail = PlainBlock { start: self.blocks[at].start + size, ..self.blocks[at] };
+                self.blocks[at].end = tail.start;
+                self.blocks.push(tail);
+            }
+            self.blocks[at].free = false;
+            self.blocks[at].start
+        }
+
+        fn free(&mut self, address: u64) -> PlainBlock {
+            let at = self.blocks.iter().position(|b| b.start == address && !b.free).unwrap();
+            let freed = self.blocks[at];
+            self.blocks[at].free = true;
+            let mut merged = self.blocks.swap_remove(at);
+            let joins = |b: &PlainBlock, m: &PlainBlock| {
+                b.free && b.segment == m.segment && (b.end == m.start || b.start == m.end)
+            };
+            while let Some(at) = self.blocks.iter().position(|b| joins(b, &merged)) {
+                let other = self.blocks.swap_remove(at);
+                (merged.start, merged.end) = (merged.start.min(other.start), merged.end.max(other.end));
+            }
+            self.blocks.push(merged);
+            freed
+        }
+    }
+
+    #[test]
+    fn a_hundred_thousand_operations_follow_the_rules() {
+        let mut rng = Seed(20).fork("allocator").rng();
+        let mut allocator = Allocator::default();
+        allocator.reserve(1 << 40);
+        let pools = [PoolId::DEFAULT, allocator.create_pool(), allocator.create_pool()];
+        let mut plain = Plain::default();
+        let mut live: BTreeMap<u64, (u64, PoolId)> = BTreeMap::new();
+        let (mut reused, mut split) = (0, 0);
+        for _ in 0..100_000 {
+            if live.len() < 20 || (live.len() < 300 && rng.random_ratio(1, 2)) {
+                let (pool, stream) = (pools[rng.random_range(0..3)], StreamId(rng.random_range(0..4)));
+                let magnitude = [9, 14, 20, 20, 24][rng.random_range(0..5)];
+                let bytes = rng.random_range(0..1_u64 << magnitude);
+                let carved = allocator.carved();
+                let address = allocator.alloc(pool, stream, bytes).expect("room");
+                assert_eq!(address, plain.alloc(pool, stream, bytes));
+                let end = address + bytes.max(1).next_multiple_of(ROUND);
+                let before = live.range(..end).next_back();
+                assert!(before.is_none_or(|(_, &(other_end, _))| other_end <= address), "two live blocks overlap");
+                reused += usize::from(allocator.carved() == carved);
+                split += usize::from(plain.blocks.last().is_some_and(|block| block.start == end));
+                live.insert(address, (end, pool));
+            } else {
+                let (&address, &(_, pool)) = live.iter().nth(rng.random_range(0..live.len())).unwrap();
+                live.remove(&address);
+                allocator.free(pool, address);
+                let freed = plain.free(address);
+                assert_eq!(freed.pool, pool);
+            }
+        }
+        assert!(reused > 10_000 && split > 10_000, "{reused} reused, {split} split");
+        for (address, (_, pool)) in live {
+            allocator.free(pool, address);
+        }
+        let whole = allocator.pools.iter().flat_map(|pool| &pool.blocks).all(|(start, block)| *start == block.segment);
+        assert!(whole, "when all is free every segment is one block again");
+    }
+
+    #[test]
+    fn a_request_past_the_arena_says_how_much_is_wanted() {
+        let mut allocator = Allocator::default();
+        assert_eq!(allocator.alloc(PoolId::DEFAULT, StreamId(0), 1), Err(Growth { wanted: SMALL_SEGMENT }));
+        allocator.reserve(SMALL_SEGMENT);
+        assert_eq!(allocator.alloc(PoolId::DEFAULT, StreamId(0), 1), Ok(0));
+        assert_eq!(allocator.alloc(PoolId::DEFAULT, StreamId(1), 1), Err(Growth { wanted: 2 * SMALL_SEGMENT }));
+    }
+}

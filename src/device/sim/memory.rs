@@ -105,14 +105,11 @@ impl<'a> View<'a> {
             "{} reads {range:?}, which it does not declare",
             self.op.kernel.name()
         );
-        match self.overlay.and_then(|overlay| overlay.find(&range)) {
-            Some(bytes) => bytes,
-            None => {
-                let strict = self.overlay.is_some_and(|overlay| overlay.strict);
-                assert!(!strict, "{} reads {range:?}, which it did not visit", self.op.kernel.name());
-                self.memory.bytes(range)
-            }
-        }
+        let Some(overlay) = self.overlay else { return self.memory.bytes(range) };
+        overlay.find(&range).unwrap_or_else(|| {
+            assert!(!overlay.strict, "{} reads {range:?}, which it did not visit", self.op.kernel.name());
+            self.memory.bytes(range)
+        })
     }
 
     /// The bytes of `range` as values of `T`.

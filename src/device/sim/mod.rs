@@ -22,6 +22,7 @@ pub mod memory;
 pub mod order;
 mod plan;
 pub mod race;
+mod rerun;
 pub mod stats;
 #[cfg(test)]
 mod synthetic;
@@ -33,6 +34,7 @@ pub use gpu::{Config, Sim};
 pub use memory::{Memory, View, Writes};
 pub use order::Schedule;
 pub use race::{RaceHit, RaceKind, Side};
+pub use rerun::Rerun;
 pub use stats::Stats;
 pub use token::Token;
 
