@@ -9,11 +9,11 @@ use std::{
 /// What each module of the crate may import, beside the leaves that everybody may.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("bisect", &["drive", "report", "run", "scenario", "stats", "target", "validate"]),
-    ("compare", &["report", "run", "stats"]),
+    ("compare", &["report", "run", "stats", "validate"]),
     ("device", &[]),
     ("drive", &["scenario", "stats"]),
     ("engine", &["device"]),
-    ("gate", &["report", "run", "stats"]),
+    ("gate", &["report", "run", "scenario", "stats", "validate"]),
     ("hazard", &["device", "engine"]),
     ("plan", &["report", "run", "scenario", "stats"]),
     ("probe", &["device", "engine"]),

@@ -146,3 +146,14 @@ impl Options {
         }
     }
 }
+
+/// Checks a confidence given on the command line.
+pub fn confidence(value: Option<f64>) -> crate::error::Result<Option<f64>> {
+    match value {
+        Some(value) if !(value > 0.0 && value < 1.0) => {
+            let error = crate::error::Error::usage(format!("--confidence {value} is no confidence"));
+            Err(error.hint("it lies between 0 and 1: 0.95"))
+        }
+        value => Ok(value),
+    }
+}
