@@ -38,6 +38,18 @@ pub fn judge(summary: &Summary, gate: &Gate) -> Result<Ruling> {
     Ok(overall(arms, summary.interrupted))
 }
 
+/// Writes the gate's answers into a finished run's summary.
+pub fn settle(mut summary: Summary, gate: &Gate) -> Result<Summary> {
+    let ruling = judge(&summary, gate)?;
+    for (arm, decision) in summary.arms.iter_mut().zip(ruling.arms) {
+        arm.verdict = decision.outcome;
+        arm.reason = decision.reason;
+    }
+    summary.verdict = ruling.outcome;
+    summary.reason = ruling.reason;
+    Ok(summary)
+}
+
 /// Joins the arms' answers: one failure fails, else one open question leaves the run open.
 pub fn overall(arms: Vec<Decision>, interrupted: bool) -> Ruling {
     let first = |outcome| arms.iter().find(|arm| arm.outcome == outcome);

@@ -11,7 +11,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("bisect", &["drive", "report", "run", "scenario", "stats", "target", "validate"]),
     ("compare", &["report", "run", "stats", "validate"]),
     ("device", &[]),
-    ("drive", &["scenario", "stats"]),
+    ("drive", &["scenario", "stats", "validate"]),
     ("engine", &["device"]),
     ("gate", &["report", "run", "scenario", "stats", "validate"]),
     ("hazard", &["device", "engine"]),
@@ -22,7 +22,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("scenario", &[]),
     ("selfcheck", &["drive", "scenario"]),
     ("stats", &[]),
-    ("target", &["scenario"]),
+    ("target", &["drive", "scenario"]),
     ("validate", &["scenario"]),
 ];
 

@@ -2,6 +2,7 @@
 
 mod bisect;
 mod compare;
+mod execute;
 mod gate;
 mod hazards;
 mod history;

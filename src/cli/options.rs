@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use crate::{
+    error::Result,
+    report::{csv, folder, junit, markdown, summary::Summary},
+    run::Overrides,
     scenario::{Arrival, Span},
     seed::Seed,
 };
@@ -137,8 +140,38 @@ pub struct Exports {
 }
 
 impl Options {
+    /// What the flags say over a file's defaults.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            sessions: self.sessions,
+            concurrency: self.concurrency.clone(),
+            rounds: self.rounds,
+            seed: self.seed,
+            duration: self.duration,
+            warmup: self.warmup,
+            ramp: self.ramp,
+            arrival: self.arrival,
+            rate: self.rate,
+            timeout: self.timeout,
+            stall_timeout: self.stall_timeout,
+            retries: self.retries,
+            cancel: self.cancel_rate,
+            lockstep: self.wants_lockstep(),
+            stream: self.stream.and_then(StreamChoice::share),
+            extra_body: self.extra_body.clone(),
+            model: self.model.clone(),
+            base_url: self.base_url.clone(),
+            api_key_env: self.api_key_env.clone(),
+            max_corruption: self.max_corruption,
+            max_upper: self.max_upper,
+            confidence: self.confidence,
+            min_sessions: self.min_sessions,
+            partition: self.partition.clone(),
+        }
+    }
+
     /// Whether lockstep was asked for or declined; `None` leaves it to the file.
-    pub fn lockstep(&self) -> Option<bool> {
+    fn wants_lockstep(&self) -> Option<bool> {
         match (self.lockstep, self.no_lockstep) {
             (true, _) => Some(true),
             (false, true) => Some(false),
@@ -155,5 +188,34 @@ pub fn confidence(value: Option<f64>) -> crate::error::Result<Option<f64>> {
             Err(error.hint("it lies between 0 and 1: 0.95"))
         }
         value => Ok(value),
+    }
+}
+
+impl StreamChoice {
+    fn share(self) -> Option<f64> {
+        match self {
+            Self::Both => None,
+            Self::Always => Some(1.0),
+            Self::Never => Some(0.0),
+        }
+    }
+}
+
+impl Exports {
+    /// Writes the copies that were asked for.
+    pub fn write(&self, summary: &Summary) -> Result<()> {
+        if let Some(path) = &self.export_json {
+            folder::put(path, &folder::pretty(summary))?;
+        }
+        if let Some(path) = &self.export_csv {
+            folder::put(path, &csv::render(summary)?)?;
+        }
+        if let Some(path) = &self.export_markdown {
+            folder::put(path, &markdown::render(summary))?;
+        }
+        if let Some(path) = &self.export_junit {
+            folder::put(path, &junit::render(summary)?)?;
+        }
+        Ok(())
     }
 }

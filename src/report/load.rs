@@ -64,7 +64,7 @@ pub fn gate(result: &Path) -> Result<Gate> {
     }
     let manifest: serde_json::Value = serde_json::from_str(&read(&path)?)
         .map_err(|error| Error::usage(format!("{} is no manifest: {error}", path.display())))?;
-    match manifest.pointer("/matrix/gate") {
+    match manifest.pointer("/plan/gate") {
         Some(gate) => serde_json::from_value(gate.clone())
             .map_err(|error| Error::usage(format!("{}: gate: {error}", path.display()))),
         None => Ok(Gate::default()),

@@ -1,6 +1,15 @@
-//! Reports: one trait, one writer a file, all fed by the same run events.
+//! Reports: one writer a file, all fed by the same run events.
 
+pub mod csv;
+pub mod folder;
+mod hlog;
+pub mod junit;
 pub mod load;
+pub mod markdown;
+pub mod measure;
 pub mod position;
+pub mod progress;
 pub mod summary;
+pub mod table;
+pub mod tally;
 pub mod terminal;

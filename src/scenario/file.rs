@@ -1,6 +1,9 @@
 //! TOML to scenario and matrix: unknown keys are errors that name file, line, key and the nearest known key.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use serde::de::DeserializeOwned;
 
@@ -27,6 +30,13 @@ pub fn matrix(wanted: &str) -> Result<(Matrix, Scenario)> {
 /// The scenario at the path `wanted`, or the shipped one of that name.
 pub fn scenario(wanted: &str) -> Result<Scenario> {
     scenario_near(wanted, None)
+}
+
+/// A matrix of one arm with the environment `env` around `scenario`, everything else at its default.
+pub fn around(scenario: &Scenario, env: BTreeMap<String, String>) -> Result<Matrix> {
+    let text = "name = \"run\"\nscenario = \"run\"";
+    let matrix: Matrix = parse(text, Path::new("run"))?;
+    Ok(Matrix { name: scenario.name.clone(), scenario: scenario.name.clone(), env, ..matrix })
 }
 
 fn scenario_near(wanted: &str, folder: Option<&Path>) -> Result<Scenario> {

@@ -17,6 +17,7 @@ mod tool;
 use serde::{Deserialize, Serialize};
 
 pub use arrival::Arrival;
+pub(crate) use dictate::hex;
 pub use dictate::{Dictated, LEAD};
 pub use lint::{Ambiguity, CONTEXT_BYTES, ambiguity};
 pub use matrix::{

@@ -15,9 +15,6 @@ use crate::{
     seed::Seed,
 };
 
-/// How far around a session its neighbours' nonces are watched for.
-const NEIGHBOURS: u64 = 256;
-
 /// One session of a workload.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Session {
@@ -31,8 +28,6 @@ pub struct Session {
     pub tools: Vec<Value>,
     /// Tools of other families.
     pub foreign_tools: Vec<String>,
-    /// Nonces of the sessions around it.
-    pub foreign_nonces: Vec<String>,
     /// Its rounds.
     pub rounds: Vec<Round>,
 }
@@ -89,13 +84,11 @@ impl Scenario {
             size += turn + self.answer.1;
         }
         let system = fill::prose(&mut rng, first.saturating_sub(tool_bytes) as usize);
-        let watched = number.saturating_sub(NEIGHBOURS)..number + NEIGHBOURS;
         Ok(Session {
             number,
             system: format!("You answer with tool calls. {system}"),
             tools,
             foreign_tools: tool::foreign(number),
-            foreign_nonces: watched.filter(|other| *other != number).map(|other| self::nonce(seed, other)).collect(),
             nonce,
             rounds,
         })
@@ -143,7 +136,7 @@ impl Scenario {
     }
 
     /// Refuses values that no session can be made from.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let share = |key: &str, value: f64| {
             let fits = (0.0..=1.0).contains(&value);
             if fits { Ok(()) } else { Err(Error::usage(format!("`{key}` is {value}, not a share between 0 and 1"))) }
@@ -204,12 +197,5 @@ mod tests {
             }
         }
         assert!(parallel > 20, "only {parallel} rounds had parallel calls");
-    }
-
-    #[test]
-    fn nonces_of_neighbours_are_watched_and_the_own_one_is_not() {
-        let session = rich().session(Seed(1), 3).unwrap();
-        assert!(session.foreign_nonces.contains(&nonce(Seed(1), 4)));
-        assert!(!session.foreign_nonces.contains(&session.nonce));
     }
 }

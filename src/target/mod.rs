@@ -1,1 +1,97 @@
 //! Where the load goes: a URL, a command, or this very binary as a server.
+//!
+//! A [`Server`] is a running one with an address. Dropping it ends what was started, with its whole process group.
+
+mod builtin;
+mod process;
+mod url;
+
+use std::{collections::BTreeMap, path::Path};
+
+pub use process::Process;
+
+use crate::{
+    drive::{Client, Endpoint, Secret},
+    env,
+    error::{Error, Result},
+    scenario::{TargetKind, TargetSpec},
+};
+
+/// One launch of a server.
+#[derive(Debug)]
+pub struct Start<'a> {
+    /// The target of the matrix.
+    pub target: &'a TargetSpec,
+    /// The arm's name.
+    pub arm: &'a str,
+    /// The arm's environment, launch seed and lockstep included.
+    pub env: &'a BTreeMap<String, String>,
+    /// The arm's further arguments.
+    pub args: &'a [String],
+    /// The arm's command.
+    pub command: &'a [String],
+    /// The arm's address.
+    pub base_url: Option<&'a str>,
+    /// Where the server's output goes.
+    pub log: &'a Path,
+}
+
+/// A server that answers.
+#[derive(Debug)]
+#[must_use = "dropping a server ends it"]
+pub struct Server {
+    /// Where it answers.
+    pub endpoint: Endpoint,
+    /// What was started for it; nothing for a server that someone else runs.
+    pub process: Option<Process>,
+}
+
+/// Starts what `start` asks for and waits until it answers.
+pub async fn start(start: &Start<'_>) -> Result<Server> {
+    match start.target.kind {
+        TargetKind::Builtin => builtin::start(start).await,
+        TargetKind::Url => url::start(start),
+        TargetKind::Command => Err(Error::usage("the `command` target is not available in this build")),
+    }
+}
+
+impl Server {
+    /// Ends the server: politely first, then by force.
+    pub async fn stop(self, grace: std::time::Duration) {
+        if let Some(process) = self.process {
+            process.stop(grace).await;
+        }
+    }
+}
+
+/// The address in `text`, without `/v1` and without a final slash.
+pub fn base_url(text: &str) -> Result<String> {
+    let trimmed = text.trim_end_matches('/');
+    let trimmed = trimmed.strip_suffix("/v1").unwrap_or(trimmed);
+    if trimmed.starts_with("http://") || trimmed.starts_with("https://") {
+        Ok(trimmed.to_owned())
+    } else {
+        Err(Error::usage(format!("`{text}` is no address")).hint("write it in full: http://127.0.0.1:8000"))
+    }
+}
+
+/// The key in the variable that `target` names.
+pub fn api_key(target: &TargetSpec) -> Result<Option<Secret>> {
+    let Some(name) = &target.api_key_env else { return Ok(None) };
+    match env::var(name) {
+        Some(key) if !key.is_empty() => Ok(Some(Secret(key))),
+        _ => Err(Error::usage(format!("the variable {name} is not set")).hint("it should hold the API key")),
+    }
+}
+
+/// The model to ask for: the one that `target` names, else the server's first one.
+pub async fn model(target: &TargetSpec, client: &Client) -> Result<String> {
+    if let Some(model) = &target.model {
+        return Ok(model.clone());
+    }
+    let listed = client.get("/v1/models").await.and_then(|text| {
+        let models: serde_json::Value = serde_json::from_str(&text).ok()?;
+        models["data"][0]["id"].as_str().map(str::to_owned)
+    });
+    listed.ok_or_else(|| Error::usage("the server lists no model under /v1/models").hint("give --model"))
+}

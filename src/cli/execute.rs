@@ -1,0 +1,135 @@
+//! A plan to a finished run: what `run` and `matrix` share.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::options::Options;
+use crate::{
+    clock::Clock,
+    error::{Error, Result},
+    exit, gate,
+    report::{
+        folder::Folder,
+        measure,
+        progress::Progress,
+        summary::{Outcome, Summary},
+        table,
+        tally::Tally,
+        terminal::Console,
+    },
+    run::{Consumer, Finished, Plan, Runner, journal::Journal, remaining},
+};
+
+/// Runs `plan`, or goes on with an interrupted run of it.
+pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result<u8> {
+    let code = run(plan, options, console);
+    if !options.git_bisect_codes {
+        return code;
+    }
+    match code {
+        Ok(exit::USAGE | exit::INCONCLUSIVE) => Ok(exit::GIT_BISECT_SKIP),
+        Err(error) => {
+            console.fail(&error);
+            Ok(exit::GIT_BISECT_SKIP)
+        }
+        other => other,
+    }
+}
+
+fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
+    if options.dry_run {
+        return Ok(dry_run(&plan, console));
+    }
+    let clock = Clock::start();
+    let (folder, mut tally, mut journal) = if let Some(path) = &options.resume {
+        reopen(&plan, Folder::open(path)?)?
+    } else {
+        let folder = Folder::create(&options.output_dir, plan, clock)?;
+        let journal = Journal::create(&folder.journal())?;
+        (folder, Tally::default(), journal)
+    };
+    let plan = folder.plan();
+    let events = if options.resume.is_some() { folder.events()? } else { Vec::new() };
+    let todo = remaining(plan, &events);
+    let mut progress = Progress::new(console, todo.len());
+    let stop = CancellationToken::new();
+    let mut runner = Runner {
+        plan,
+        result: folder.path.clone(),
+        id: folder.manifest.id.clone(),
+        clock,
+        stop: stop.clone(),
+        consumers: vec![&mut journal as &mut dyn Consumer, &mut tally, &mut progress],
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::usage(format!("cannot start the runtime: {error}")))?;
+    let finished = runtime.block_on(async {
+        tokio::spawn(stop_on_signal(stop, console));
+        runner.run(&todo).await
+    })?;
+    drop(progress);
+    // What still waits for a socket is of no more use.
+    runtime.shutdown_background();
+    let summary = gate::settle(measure::summary(plan, &tally, Some(&folder.path)), &plan.gate)?;
+    folder.write(&tally, &summary)?;
+    options.exports.write(&summary)?;
+    console.say(table::render(&summary, console).trim_end());
+    console.emit(&summary);
+    Ok(code(&summary, finished))
+}
+
+fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
+    if folder.plan().sha256() != plan.sha256() || folder.plan().partition != plan.partition {
+        return Err(Error::usage(format!("{} is the result of another plan", folder.path.display()))
+            .hint("resume with the file and the flags that began the run"));
+    }
+    let tally = Tally::of(&folder.events()?);
+    let journal = Journal::append(&folder.journal())?;
+    Ok((folder, tally, journal))
+}
+
+/// The first Ctrl-C or SIGTERM ends the run with what there is; the second one is left to the system.
+async fn stop_on_signal(stop: CancellationToken, console: Console) {
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
+        return;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    console.note("stopping; what was judged is kept");
+    stop.cancel();
+}
+
+/// A failure outweighs a server that did not start, which outweighs too little data.
+pub(super) fn code(summary: &Summary, finished: Finished) -> u8 {
+    match summary.verdict {
+        _ if finished.interrupted => exit::INCONCLUSIVE,
+        Outcome::Fail => exit::FAIL,
+        _ if finished.launches_failed > 0 => exit::USAGE,
+        Outcome::Inconclusive => exit::INCONCLUSIVE,
+        Outcome::Pass => exit::PASS,
+    }
+}
+
+fn dry_run(plan: &Plan, console: Console) -> u8 {
+    console.emit(plan);
+    console.say(format!("{}: seed {}, workload {}", plan.name, plan.seed, &plan.workload_sha256()[..12]));
+    for launch in plan.launches() {
+        let arm = &plan.arms[launch.arm];
+        let sessions = plan.sessions(arm).len();
+        let env: Vec<_> = arm.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        console.say(format!(
+            "{:>3}  {}  {sessions} sessions, concurrency {}, launch seed {}  {}",
+            launch.number,
+            arm.name,
+            arm.concurrency,
+            plan.launch_seed(launch.repetition),
+            env.join(" ")
+        ));
+    }
+    exit::PASS
+}

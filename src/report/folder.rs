@@ -1,0 +1,169 @@
+//! The result folder: what lies in it, how it is made, read and written again.
+
+use std::{
+    fmt::Display,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{csv, hlog, junit, markdown, summary::Summary, tally::Tally};
+use crate::{
+    clock::Clock,
+    error::{Error, Result},
+    run::{self, Plan, RunEvent, journal},
+};
+
+/// Name and version of the manifest's format.
+const SCHEMA: &str = "toolstorm-manifest/1";
+
+/// `manifest.json`: the resolved plan and where it ran.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Name and version of the format.
+    pub schema: String,
+    /// The run's identifier.
+    pub id: String,
+    /// The version of toolstorm that ran it.
+    pub version: String,
+    /// When it was first started.
+    pub created_at: String,
+    /// Where it ran.
+    pub host: Host,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// The machine of the harness.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Host {
+    /// Operating system.
+    pub os: String,
+    /// Processor architecture.
+    pub arch: String,
+    /// Processors that this process may use.
+    pub cpus: usize,
+}
+
+impl Host {
+    fn this() -> Self {
+        Self {
+            os: std::env::consts::OS.into(),
+            arch: std::env::consts::ARCH.into(),
+            cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        }
+    }
+}
+
+/// A result folder.
+#[derive(Debug, Clone)]
+pub struct Folder {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its manifest.
+    pub manifest: Manifest,
+}
+
+impl Folder {
+    /// A new folder for `plan` under `parent`.
+    pub fn create(parent: &Path, plan: Plan, clock: Clock) -> Result<Self> {
+        let now = clock.timestamp();
+        // Two runs of one plan within one second on one machine still differ in the microsecond.
+        let mark = crate::seed::Seed(now.as_microsecond() as u64).fork(&plan.sha256()).0;
+        let id = format!("{:06x}", mark & 0xff_ffff);
+        let path = parent.join(run::folder_name(clock, &plan.name, &id));
+        fs::create_dir_all(&path).map_err(|error| failed(&path, &error))?;
+        let manifest = Manifest {
+            schema: SCHEMA.into(),
+            id,
+            version: env!("CARGO_PKG_VERSION").into(),
+            created_at: now.to_string(),
+            host: Host::this(),
+            plan,
+        };
+        let folder = Self { path, manifest };
+        folder.put("manifest.json", &pretty(&folder.manifest))?;
+        Ok(folder)
+    }
+
+    /// The folder at `path`, or that of the file at `path`.
+    pub fn open(path: &Path) -> Result<Self> {
+        let path = if path.is_file() { path.parent().unwrap_or(Path::new(".")) } else { path };
+        let manifest = path.join("manifest.json");
+        let text = fs::read_to_string(&manifest).map_err(|_| {
+            Error::usage(format!("{} is no result folder: it has no manifest.json", path.display()))
+                .hint("give a folder that `run` or `matrix` wrote, for example results/…")
+        })?;
+        let manifest =
+            serde_json::from_str(&text).map_err(|error| Error::usage(format!("{}: {error}", manifest.display())))?;
+        Ok(Self { path: path.to_owned(), manifest })
+    }
+
+    /// The plan that was run.
+    pub fn plan(&self) -> &Plan {
+        &self.manifest.plan
+    }
+
+    /// Where the journal lies.
+    pub fn journal(&self) -> PathBuf {
+        self.path.join("journal.jsonl")
+    }
+
+    /// Everything that the journal says.
+    pub fn events(&self) -> Result<Vec<RunEvent>> {
+        journal::read(&self.journal())
+    }
+
+    /// Writes every report of the run.
+    pub fn write(&self, tally: &Tally, summary: &Summary) -> Result<()> {
+        self.put("calls.jsonl", &calls(tally))?;
+        self.put("summary.json", &pretty(summary))?;
+        self.put("summary.csv", &csv::render(summary)?)?;
+        self.put("summary.md", &markdown::render(summary))?;
+        self.put("junit.xml", &junit::render(summary)?)?;
+        self.put("latency.hlog", &hlog::render(self.plan(), tally)?)
+    }
+
+    fn put(&self, name: &str, text: &str) -> Result<()> {
+        put(&self.path.join(name), text)
+    }
+}
+
+/// Writes `text` to `path` whole or not at all.
+pub fn put(path: &Path, text: &str) -> Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        fs::create_dir_all(parent)?;
+        let mut file = tempfile::Builder::new().prefix(".toolstorm-").tempfile_in(parent)?;
+        file.write_all(text.as_bytes())?;
+        // A temporary file is private; a report is not.
+        #[cfg(unix)]
+        fs::set_permissions(file.path(), std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(|error| failed(path, &error))
+}
+
+/// One judged call a line.
+pub fn calls(tally: &Tally) -> String {
+    let mut text = String::new();
+    for call in tally.calls() {
+        text.push_str(&serde_json::to_string(&call).unwrap_or_default());
+        text.push('\n');
+    }
+    text
+}
+
+/// JSON for people to read.
+pub fn pretty(value: &impl Serialize) -> String {
+    let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn failed(path: &Path, error: &impl Display) -> Error {
+    Error::usage(format!("{}: {error}", path.display()))
+}

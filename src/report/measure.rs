@@ -1,0 +1,256 @@
+//! A plan and a tally to the numbers of a summary.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+
+use super::{
+    summary::{ArmSummary, Outcome, SCHEMA, Summary},
+    tally::{LaunchTally, SessionTally, Tally},
+};
+use crate::{
+    run::{Answer, Arm, Plan, SessionEnd},
+    scenario::Arrival,
+    stats::{
+        Counts,
+        interval::{clopper_pearson, upper_bound},
+    },
+    validate::{Class, Verdict},
+};
+
+/// A gap between output events that counts as a stall.
+const STALL_US: u32 = 1_000_000;
+
+/// Latencies are kept in microseconds with three significant digits.
+const DIGITS: u8 = 3;
+
+/// The latencies that are kept.
+pub const LATENCIES: [&str; 4] = ["ttft", "tpot", "itl", "e2el"];
+
+/// The summary of a run, its verdicts still open.
+pub fn summary(plan: &Plan, tally: &Tally, result: Option<&std::path::Path>) -> Summary {
+    Summary {
+        schema: SCHEMA.into(),
+        verdict: Outcome::Inconclusive,
+        reason: String::new(),
+        result_dir: result.map(|path| path.display().to_string()),
+        wall_s: tally.wall_ms / 1e3,
+        name: plan.name.clone(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        seed: plan.seed,
+        workload_sha256: plan.workload_sha256(),
+        partition: plan.partition.map(|partition| partition.to_string()),
+        interrupted: !tally.complete,
+        confidence: plan.gate.confidence,
+        arms: plan.arms.iter().map(|arm| measure(plan, arm, tally)).collect(),
+    }
+}
+
+fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
+    let launches: Vec<_> = tally.of_arm(&arm.name).map(|(_, launch)| launch).collect();
+    let mut sum = blank(plan, arm);
+    for launch in &launches {
+        sum.launches += 1;
+        sum.launches_failed += u32::from(launch.failure.is_some());
+        sum.sessions_started += launch.sessions.values().filter(|session| !session.warmup).count() as u64;
+        launch.counted().for_each(|session| count_session(&mut sum, session));
+        for answer in measured(launch) {
+            count_answer(&mut sum, answer);
+        }
+    }
+    let rate = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
+    if sum.sessions_judged > 0 {
+        let counts = Counts::new(sum.sessions_corrupted, sum.sessions_judged);
+        let interval = clopper_pearson(counts, plan.gate.confidence);
+        sum.session_corruption_rate_interval = Some([interval.lower, interval.upper]);
+        sum.session_corruption_rate_upper = Some(upper_bound(counts, plan.gate.confidence));
+    }
+    sum.session_corruption_rate = rate(sum.sessions_corrupted, sum.sessions_judged);
+    sum.corruption_rate = rate(sum.calls_corrupted, sum.calls);
+    sum.round_corruption_rate = rate(sum.rounds_corrupted, sum.rounds);
+    sum.schema_accuracy = rate(sum.count_successful_tool_call, sum.calls);
+    server(&mut sum, &launches);
+    sum.latency = latency(plan, &launches);
+    sum
+}
+
+fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
+    let planned = plan.sessions(arm).len() as u64 * u64::from(arm.repetitions);
+    ArmSummary {
+        name: arm.name.clone(),
+        env: arm.env.clone(),
+        args: arm.args.clone(),
+        concurrency: arm.concurrency,
+        launches: 0,
+        launches_failed: 0,
+        sessions_planned: if plan.load.duration.is_some() { 0 } else { planned },
+        sessions_started: 0,
+        sessions_judged: 0,
+        sessions_corrupted: 0,
+        session_corruption_rate: None,
+        session_corruption_rate_interval: None,
+        session_corruption_rate_upper: None,
+        calls: 0,
+        calls_corrupted: 0,
+        corruption_rate: None,
+        rounds: 0,
+        rounds_corrupted: 0,
+        round_corruption_rate: None,
+        first_corruption_round: BTreeMap::new(),
+        calls_after_corruption: 0,
+        classes: BTreeMap::new(),
+        infra: BTreeMap::new(),
+        quirks: BTreeMap::new(),
+        cancelled: 0,
+        count_finish_reason_tool_calls: 0,
+        count_successful_tool_call: 0,
+        schema_accuracy: None,
+        finish_others_detail: BTreeMap::new(),
+        hazards: None,
+        race_hits: None,
+        overlap_share: None,
+        virtual_step_us: None,
+        server: BTreeMap::new(),
+        latency: BTreeMap::new(),
+        expect: arm.expect,
+        verdict: Outcome::Inconclusive,
+        reason: String::new(),
+    }
+}
+
+/// The judged answers of a launch, warm-up aside.
+fn measured(launch: &LaunchTally) -> impl Iterator<Item = &Answer> {
+    launch.sessions.values().filter(|session| !session.warmup).flat_map(|session| &session.answers)
+}
+
+fn count_session(sum: &mut ArmSummary, session: &SessionTally) {
+    match session.end {
+        Some(SessionEnd::Complete) => sum.sessions_judged += 1,
+        Some(SessionEnd::Corrupted) => {
+            sum.sessions_judged += 1;
+            sum.sessions_corrupted += 1;
+            let corrupted = |answer: &&Answer| answer.calls[0].response_verdict == Verdict::Corrupted;
+            if let Some(answer) = session.answers.iter().find(corrupted) {
+                *sum.first_corruption_round.entry(answer.round).or_default() += 1;
+            }
+        }
+        _ => {}
+    }
+}
+
+fn count_answer(sum: &mut ArmSummary, answer: &Answer) {
+    let Some(first) = answer.calls.first() else { return };
+    if answer.cancelled {
+        sum.cancelled += 1;
+        return;
+    }
+    if first.after_corruption {
+        sum.calls_after_corruption += answer.calls.len() as u64;
+        return;
+    }
+    for quirk in answer.calls.iter().flat_map(|call| &call.quirks) {
+        *sum.quirks.entry(*quirk).or_default() += 1;
+    }
+    if !matches!(first.response_verdict, Verdict::Valid | Verdict::Corrupted) {
+        *sum.infra.entry(first.response_class).or_default() += 1;
+        return;
+    }
+    match first.finish_reason.as_deref() {
+        Some("tool_calls") => sum.count_finish_reason_tool_calls += 1,
+        Some("stop") => {}
+        other => *sum.finish_others_detail.entry(other.unwrap_or("missing").into()).or_default() += 1,
+    }
+    sum.rounds += 1;
+    let corrupted = first.response_verdict == Verdict::Corrupted;
+    sum.rounds_corrupted += u64::from(corrupted);
+    for call in &answer.calls {
+        *sum.classes.entry(call.class).or_default() += 1;
+        if call.name.is_some() || corrupted {
+            sum.calls += 1;
+            sum.calls_corrupted += u64::from(call.verdict == Verdict::Corrupted);
+            let successful = call.verdict == Verdict::Valid || call.class == Class::ValueAltered;
+            sum.count_successful_tool_call += u64::from(successful);
+        }
+    }
+    // Damage beside intact calls belongs to the response and to no call.
+    if corrupted && answer.calls.iter().all(|call| call.verdict != Verdict::Corrupted) {
+        *sum.classes.entry(first.response_class).or_default() += 1;
+    }
+}
+
+fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
+    let mut seen: BTreeMap<&str, u32> = BTreeMap::new();
+    for launch in launches {
+        for (name, value) in &launch.server {
+            *sum.server.entry(name.clone()).or_default() += value;
+            *seen.entry(name).or_default() += 1;
+        }
+        sum.hazards = sum.hazards.max(launch.hazards);
+    }
+    // Counters add up over launches; everything else is a level and is averaged.
+    for (name, value) in &mut sum.server {
+        if !name.ends_with("_total") {
+            *value /= f64::from(seen[name.as_str()]);
+        }
+    }
+    sum.overlap_share = sum.server.get("overlap_share").copied();
+    sum.virtual_step_us = sum.server.get("virtual_step_us").copied();
+    sum.race_hits = sum.server.get("race_hits_total").map(|hits| *hits as u64);
+}
+
+/// The histograms of an arm's or a launch's answers, in microseconds.
+pub fn histograms<'a>(answers: impl Iterator<Item = &'a Answer>) -> BTreeMap<&'static str, Histogram<u64>> {
+    let mut all: BTreeMap<_, _> =
+        LATENCIES.iter().filter_map(|name| Some((*name, Histogram::new(DIGITS).ok()?))).collect();
+    let mut add = |name: &str, micros: f64| {
+        if let Some(histogram) = all.get_mut(name) {
+            // The histogram grows by itself; a value that it cannot hold does not occur in microseconds.
+            let _ = histogram.record(micros as u64);
+        }
+    };
+    for answer in answers.filter(|answer| !answer.cancelled && answer.status == 200) {
+        let Some(call) = answer.calls.first() else { continue };
+        for (name, millis) in [("ttft", call.ttft_ms), ("tpot", answer.tpot_ms), ("e2el", call.e2el_ms)] {
+            if let Some(millis) = millis {
+                add(name, millis * 1e3);
+            }
+        }
+        for gap in &answer.itl_us {
+            add("itl", f64::from(*gap));
+        }
+    }
+    all
+}
+
+fn latency(plan: &Plan, launches: &[&LaunchTally]) -> BTreeMap<String, f64> {
+    let mut figures = BTreeMap::new();
+    for (name, histogram) in histograms(launches.iter().flat_map(|launch| measured(launch))) {
+        if histogram.is_empty() {
+            continue;
+        }
+        figures.insert(format!("mean_{name}_ms"), histogram.mean() / 1e3);
+        for (label, quantile) in [("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)] {
+            figures.insert(format!("{label}_{name}_ms"), histogram.value_at_quantile(quantile) as f64 / 1e3);
+        }
+    }
+    let sessions: Vec<_> = launches.iter().flat_map(|launch| launch.sessions.values()).collect();
+    let mean =
+        |of: fn(&SessionTally) -> f64| sessions.iter().map(|session| of(session)).sum::<f64>() / sessions.len() as f64;
+    if plan.load.arrival != Arrival::Closed && !sessions.is_empty() {
+        figures.insert("client_queue_time".into(), mean(|session| session.client_queue_ms));
+        figures.insert("schedule_delay".into(), mean(|session| session.schedule_delay_ms));
+        figures.extend(plan.load.rate.map(|rate| ("requested_rate".to_owned(), rate)));
+    }
+    let wall_s: f64 = launches.iter().map(|launch| launch.wall_ms / 1e3).sum();
+    let ended = sessions.iter().filter(|session| session.end.is_some()).count();
+    if wall_s > 0.0 {
+        figures.insert("achieved_rate".into(), ended as f64 / wall_s);
+    }
+    let streamed: Vec<_> =
+        launches.iter().flat_map(|launch| measured(launch)).filter(|answer| !answer.itl_us.is_empty()).collect();
+    if !streamed.is_empty() {
+        let stalled = streamed.iter().filter(|answer| answer.itl_us.iter().any(|gap| *gap > STALL_US)).count();
+        figures.insert("stall_pct".into(), 100.0 * stalled as f64 / streamed.len() as f64);
+    }
+    figures
+}

@@ -1,0 +1,109 @@
+//! The final table, for terminals.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Attribute, Cell, CellAlignment, Color, Table, presets};
+
+use super::{
+    csv::{expect, outcome},
+    summary::{ArmSummary, Outcome, Summary},
+    terminal::Console,
+};
+
+/// The table and what follows from it.
+pub fn render(summary: &Summary, console: Console) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header(summary));
+    table.force_no_tty();
+    if console.colored() {
+        table.enforce_styling();
+    }
+    for arm in &summary.arms {
+        table.add_row(row(arm, hazards(summary)));
+    }
+    let mut text = table.to_string();
+    text.push('\n');
+    for arm in &summary.arms {
+        let classes: Vec<_> = details(arm);
+        if !classes.is_empty() {
+            let _ = writeln!(text, "{}: {}", arm.name, classes.join(", "));
+        }
+    }
+    let _ = writeln!(text, "{}: {}", outcome(summary.verdict), summary.reason);
+    if let Some(path) = &summary.result_dir {
+        let _ = writeln!(text, "results in {path}");
+    }
+    text
+}
+
+fn hazards(summary: &Summary) -> bool {
+    summary.arms.iter().any(|arm| arm.hazards.is_some() || arm.race_hits.is_some())
+}
+
+fn header(summary: &Summary) -> Vec<Cell> {
+    let mut names = vec!["arm", "conc.", "sessions", "corrupted", "rate", "95 % interval", "calls", "corrupted"];
+    let confidence = format!("{:.0} % interval", summary.confidence * 100.0);
+    names[5] = &confidence;
+    if hazards(summary) {
+        names.extend(["hazards", "race hits"]);
+    }
+    names.extend(["ttft p50", "e2el p50", "p99 ms", "expect", "verdict"]);
+    names.into_iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)).collect()
+}
+
+fn row(arm: &ArmSummary, hazards: bool) -> Vec<Cell> {
+    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let latency = |name: &str| right(arm.latency.get(name).map_or_else(|| "–".into(), |value| format!("{value:.0}")));
+    let count = |value: Option<u64>| right(value.map_or_else(|| "–".into(), |value| value.to_string()));
+    let interval = arm.session_corruption_rate_interval;
+    let mut cells = vec![
+        Cell::new(&arm.name),
+        right(arm.concurrency.to_string()),
+        right(sessions(arm)),
+        right(arm.sessions_corrupted.to_string()),
+        right(percent(arm.session_corruption_rate)),
+        right(
+            interval
+                .map_or_else(|| "–".into(), |[lower, upper]| format!("{:.1}–{:.1} %", lower * 100.0, upper * 100.0)),
+        ),
+        right(arm.calls.to_string()),
+        right(arm.calls_corrupted.to_string()),
+    ];
+    if hazards {
+        cells.extend([count(arm.hazards), count(arm.race_hits)]);
+    }
+    cells.extend([latency("median_ttft_ms"), latency("median_e2el_ms"), latency("p99_e2el_ms")]);
+    let color = match arm.verdict {
+        Outcome::Pass => Color::Green,
+        Outcome::Fail => Color::Red,
+        Outcome::Inconclusive => Color::Yellow,
+    };
+    cells.extend([Cell::new(expect(arm.expect)), Cell::new(outcome(arm.verdict)).fg(color)]);
+    cells
+}
+
+/// Judged sessions, and those planned where they differ.
+pub(super) fn sessions(arm: &ArmSummary) -> String {
+    if arm.sessions_judged == arm.sessions_planned || arm.sessions_planned == 0 {
+        arm.sessions_judged.to_string()
+    } else {
+        format!("{} of {}", arm.sessions_judged, arm.sessions_planned)
+    }
+}
+
+/// A share in percent; a dash where there is none.
+pub(super) fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "–".into(), |share| format!("{:.1} %", share * 100.0))
+}
+
+/// What an arm's row does not show: classes of damage, infrastructure, quirks, failed launches.
+pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
+    let damage = arm.classes.iter().filter(|(class, _)| !matches!(class.as_str(), "ok" | "no_call"));
+    let mut parts: Vec<_> = damage.map(|(class, count)| format!("{count} {class}")).collect();
+    parts.extend(arm.infra.iter().map(|(class, count)| format!("{count} {class} (not counted)")));
+    parts.extend(arm.quirks.iter().map(|(quirk, count)| format!("{count} {quirk} (quirk)")));
+    if arm.launches_failed > 0 {
+        parts.push(format!("{} launches failed", arm.launches_failed));
+    }
+    parts
+}

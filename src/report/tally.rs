@@ -1,0 +1,141 @@
+//! Events folded into launches, sessions and answers: what every report is computed from.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::summary::CallRecord;
+use crate::run::{Answer, Consumer, RunEvent, SessionEnd};
+
+/// Everything that a journal says.
+#[derive(Debug, Clone, Default)]
+pub struct Tally {
+    /// The launches, by number.
+    pub launches: BTreeMap<u32, LaunchTally>,
+    /// Wall time of the run in milliseconds, all its parts together.
+    pub wall_ms: f64,
+    /// Whether the run ended, and was not stopped before its end.
+    pub complete: bool,
+}
+
+/// One launch.
+#[derive(Debug, Clone, Default)]
+pub struct LaunchTally {
+    /// Its arm.
+    pub arm: String,
+    /// Its sessions, by number, which is their start order.
+    pub sessions: BTreeMap<u64, SessionTally>,
+    /// Why its server did not start.
+    pub failure: Option<String>,
+    /// What its server counted.
+    pub server: BTreeMap<String, f64>,
+    /// Its server's configuration.
+    pub config: Value,
+    /// Hazards of its captured graphs.
+    pub hazards: Option<u64>,
+    /// From the first session's start to the last one's end.
+    pub wall_ms: f64,
+    /// Whether all its sessions ended.
+    pub complete: bool,
+}
+
+/// One session.
+#[derive(Debug, Clone, Default)]
+pub struct SessionTally {
+    /// Whether it is outside every rate.
+    pub warmup: bool,
+    /// From its planned to its actual start.
+    pub schedule_delay_ms: f64,
+    /// Of that, waiting for a place.
+    pub client_queue_ms: f64,
+    /// Its judged responses, in order.
+    pub answers: Vec<Answer>,
+    /// How it ended.
+    pub end: Option<SessionEnd>,
+}
+
+impl Tally {
+    /// The tally of `events`.
+    pub fn of(events: &[RunEvent]) -> Self {
+        let mut tally = Self::default();
+        for event in events {
+            tally.add(event);
+        }
+        tally
+    }
+
+    /// Takes note of one event.
+    pub fn add(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::RunStarted { .. } => self.complete = false,
+            RunEvent::RunEnded { interrupted, wall_ms } => {
+                self.complete = !interrupted;
+                self.wall_ms += wall_ms;
+            }
+            RunEvent::LaunchStarted { launch, arm, sessions, config, .. } => {
+                let launch = self.launches.entry(*launch).or_default();
+                launch.arm.clone_from(arm);
+                launch.config.clone_from(config);
+                launch.failure = None;
+                // What is driven anew counts once; an empty list means that time decides, so everything is.
+                launch.sessions.retain(|number, _| !sessions.is_empty() && !sessions.contains(number));
+            }
+            RunEvent::LaunchFailed { launch, arm, reason } => {
+                let launch = self.launches.entry(*launch).or_default();
+                launch.arm.clone_from(arm);
+                launch.failure = Some(reason.clone());
+            }
+            RunEvent::SessionStarted { launch, session, warmup, schedule_delay_ms, client_queue_ms, .. } => {
+                let (warmup, schedule_delay_ms, client_queue_ms) = (*warmup, *schedule_delay_ms, *client_queue_ms);
+                let new = SessionTally { warmup, schedule_delay_ms, client_queue_ms, ..SessionTally::default() };
+                self.launches.entry(*launch).or_default().sessions.insert(*session, new);
+            }
+            RunEvent::Answered(answer) => {
+                let launch = self.launches.entry(answer.launch).or_default();
+                launch.sessions.entry(answer.session).or_default().answers.push(Answer::clone(answer));
+            }
+            RunEvent::SessionEnded { launch, session, end, .. } => {
+                let launch = self.launches.entry(*launch).or_default();
+                launch.sessions.entry(*session).or_default().end = Some(*end);
+            }
+            RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms } => {
+                let launch = self.launches.entry(*launch).or_default();
+                launch.complete = *complete;
+                launch.server.clone_from(server);
+                launch.hazards = *hazards;
+                launch.wall_ms += wall_ms;
+            }
+        }
+    }
+
+    /// The launches of an arm.
+    pub fn of_arm<'a>(&'a self, arm: &'a str) -> impl Iterator<Item = (u32, &'a LaunchTally)> {
+        self.launches.iter().filter(move |(_, launch)| launch.arm == arm).map(|(number, launch)| (*number, launch))
+    }
+
+    /// The lines of `calls.jsonl`: launches, sessions, rounds and calls in order, each request with its number.
+    pub fn calls(&self) -> impl Iterator<Item = CallRecord> {
+        self.launches.values().flat_map(|launch| {
+            let answers = launch.sessions.values().flat_map(|session| &session.answers);
+            answers.enumerate().flat_map(|(index, answer)| {
+                answer.calls.iter().map(move |call| CallRecord { data_index: index as u64, ..call.clone() })
+            })
+        })
+    }
+}
+
+impl Consumer for Tally {
+    fn consume(&mut self, event: &RunEvent) -> crate::error::Result<()> {
+        self.add(event);
+        Ok(())
+    }
+}
+
+impl LaunchTally {
+    /// The sessions that rates may count: in start order up to the first that did not end, warm-up aside. Corrupted
+    /// sessions end early, so whoever counts completions counts too many of them.
+    pub fn counted(&self) -> impl Iterator<Item = &SessionTally> {
+        let open = |session: &&SessionTally| !matches!(session.end, None | Some(SessionEnd::Interrupted));
+        self.sessions.values().take_while(open).filter(|session| !session.warmup)
+    }
+}

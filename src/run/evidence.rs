@@ -1,0 +1,169 @@
+//! What a person needs to believe a failure: the exact bytes, the dictated text, where they part, who else was there.
+
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use similar::{ChangeTag, TextDiff};
+
+use crate::{
+    drive::Exchange,
+    error::{Error, Result},
+    validate::CallJudgement,
+};
+
+/// The folder of a session's evidence inside the result folder: `evidence/baseline-0-s017`.
+pub(super) fn folder(result: &Path, arm: &str, launch: u32, session: u64) -> PathBuf {
+    result.join("evidence").join(format!("{}-{launch}-s{session:03}", file_name(arm)))
+}
+
+/// `name` as a file name.
+pub(super) fn file_name(name: &str) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "-_.=@".contains(letter) { letter } else { '_' };
+    name.chars().map(plain).collect()
+}
+
+/// Writes the evidence of one exchange.
+pub(super) fn write(result: &Path, arm: &str, launch: u32, exchange: &Exchange) -> Result<()> {
+    let folder = folder(result, arm, launch, exchange.session);
+    let stem = |suffix: &str| folder.join(format!("round-{:02}-{suffix}", exchange.turn.round));
+    let put = |path: PathBuf, bytes: &[u8]| {
+        std::fs::write(&path, bytes).map_err(|error| Error::usage(format!("{}: {error}", path.display())))
+    };
+    std::fs::create_dir_all(&folder).map_err(|error| Error::usage(format!("{}: {error}", folder.display())))?;
+    put(stem("request.json"), &exchange.turn.body)?;
+    put(stem("response.bin"), &exchange.reply.body)?;
+    put(stem("diff.txt"), diff(exchange).as_bytes())?;
+    let about = about(&folder, arm, launch, exchange);
+    put(stem("verdict.json"), format!("{about:#}\n").as_bytes())
+}
+
+fn about(folder: &Path, arm: &str, launch: u32, exchange: &Exchange) -> Value {
+    let (turn, reply, judgement) = (&exchange.turn, &exchange.reply, &exchange.judgement);
+    let dictated = turn.expectation.calls.iter().flatten();
+    let dictated: Vec<_> = dictated.map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
+    let calls: Vec<_> = judgement.calls.iter().map(call).collect();
+    json!({
+        "arm": arm,
+        "launch": launch,
+        "session": exchange.session,
+        "round": turn.round,
+        "verdict": judgement.verdict,
+        "class": judgement.class,
+        "detail": judgement.detail,
+        "after_corruption": exchange.after_corruption,
+        "stream": turn.stream,
+        "http_status": reply.status,
+        "content_type": reply.content_type,
+        "ending": format!("{:?}", reply.ending).to_lowercase(),
+        "transport": reply.note,
+        "nonce": exchange.nonce,
+        "dictated": dictated,
+        "calls": calls,
+        "content": judgement.content,
+        "finish_reason": judgement.finish_reason,
+        "quirks": judgement.quirks,
+        "neighbours": exchange.neighbours,
+        "ttft_ms": exchange.timing.ttft_ms(),
+        "e2el_ms": exchange.timing.e2el_ms(),
+        "replay": format!("toolstorm replay {}", folder.display()),
+    })
+}
+
+fn call(call: &CallJudgement) -> Value {
+    json!({"id": call.id, "name": call.name, "arguments": call.arguments, "verdict": call.verdict,
+        "class": call.class, "detail": call.detail})
+}
+
+/// Dictated and came, one above the other, with the place where they part.
+fn diff(exchange: &Exchange) -> String {
+    let mut text = String::new();
+    let judgement = &exchange.judgement;
+    let _ = writeln!(text, "{}: {}", judgement.class, judgement.detail.as_deref().unwrap_or("no detail"));
+    let dictated: Vec<_> = exchange.turn.expectation.calls.iter().flatten().collect();
+    for place in 0..dictated.len().max(judgement.calls.len()) {
+        let wanted = dictated.get(place).map_or_else(String::new, |call| {
+            let arguments = call.text.clone().unwrap_or_else(|| call.arguments.to_string());
+            format!("{} {arguments}", call.name)
+        });
+        let came = judgement.calls.get(place);
+        let came_text = came.map_or_else(String::new, |call| format!("{} {}", call.name, call.arguments));
+        let _ = writeln!(text, "\ncall {place}: {}", came.map_or("absent", |call| call.class.as_str()));
+        if let Some(detail) = came.and_then(|call| call.detail.as_deref()) {
+            let _ = writeln!(text, "          {detail}");
+        }
+        part(&mut text, &wanted, &came_text);
+    }
+    if !judgement.content.is_empty() {
+        let _ = writeln!(text, "\ncontent   {}", visible(&judgement.content));
+    }
+    text
+}
+
+/// Both texts, a mark under the first difference, and the differences in brackets.
+fn part(text: &mut String, wanted: &str, came: &str) {
+    let (wanted, came) = (visible(wanted), visible(came));
+    let _ = writeln!(text, "dictated  {wanted}\ncame      {came}");
+    if wanted == came {
+        return;
+    }
+    let shared = wanted.chars().zip(came.chars()).take_while(|(a, b)| a == b).count();
+    let _ = writeln!(text, "          {}^ they part here, after {shared} characters", " ".repeat(shared));
+    let _ = write!(text, "changes   ");
+    let mut open = ChangeTag::Equal;
+    for change in TextDiff::from_chars(wanted.as_str(), came.as_str()).iter_all_changes() {
+        if change.tag() != open {
+            text.push_str(closing(open));
+            open = change.tag();
+            text.push_str(match open {
+                ChangeTag::Delete => "[-",
+                ChangeTag::Insert => "{+",
+                ChangeTag::Equal => "",
+            });
+        }
+        text.push_str(change.value());
+    }
+    text.push_str(closing(open));
+    text.push('\n');
+}
+
+fn closing(tag: ChangeTag) -> &'static str {
+    match tag {
+        ChangeTag::Delete => "-]",
+        ChangeTag::Insert => "+}",
+        ChangeTag::Equal => "",
+    }
+}
+
+/// Control characters as escapes, so that each text stays on its line.
+fn visible(text: &str) -> String {
+    text.chars()
+        .flat_map(|letter| {
+            if letter.is_control() { letter.escape_debug().to_string() } else { letter.to_string() }
+                .chars()
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_stands_under_the_first_difference() {
+        let mut text = String::new();
+        part(&mut text, "order_lookup {\"ref\": \"abc\"}", "order_lookup {\"ref\": \"aXc\"}");
+        let lines: Vec<_> = text.lines().collect();
+        let mark = lines[2].find('^').unwrap();
+        assert_eq!((&lines[0][mark..=mark], &lines[1][mark..=mark]), ("b", "X"));
+        assert!(lines[3].contains("a[-b-]{+X+}c"), "{}", lines[3]);
+    }
+
+    #[test]
+    fn arm_names_become_plain_file_names() {
+        assert_eq!(file_name("a/b@concurrency=1,x y"), "a_b@concurrency=1_x_y");
+    }
+}

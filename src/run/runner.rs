@@ -1,0 +1,312 @@
+//! Launch after launch: start the server, drive the sessions, judge, tell everybody, stop the server.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Answer, Arm, CallRecord, Plan, RunEvent, Todo, evidence};
+use crate::{
+    clock::Clock,
+    drive::{self, Client, Exchange, Happening, Job, Limits},
+    error::{Error, Result},
+    scenario::{TargetKind, hex},
+    target::{self, Server, Start},
+    validate::Verdict,
+};
+
+/// Who wants to know what happens.
+pub trait Consumer {
+    /// Takes note of an event.
+    fn consume(&mut self, event: &RunEvent) -> Result<()>;
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finished {
+    /// Whether it was stopped before its end.
+    pub interrupted: bool,
+    /// Launches whose server did not start.
+    pub launches_failed: u32,
+}
+
+/// Runs a plan.
+pub struct Runner<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The result folder.
+    pub result: PathBuf,
+    /// The run's identifier.
+    pub id: String,
+    /// The clock of all times.
+    pub clock: Clock,
+    /// Ends the run as soon as possible.
+    pub stop: CancellationToken,
+    /// Who wants to know.
+    pub consumers: Vec<&'a mut dyn Consumer>,
+}
+
+impl Runner<'_> {
+    /// Runs what is left of the plan.
+    pub async fn run(&mut self, todo: &[Todo]) -> Result<Finished> {
+        let begin = self.clock.elapsed();
+        self.tell(&RunEvent::RunStarted {
+            id: self.id.clone(),
+            plan_sha256: self.plan.sha256(),
+            started_at: self.clock.timestamp().to_string(),
+        })?;
+        let mut launches_failed = 0;
+        for todo in todo {
+            if self.stop.is_cancelled() {
+                break;
+            }
+            if let Err(error) = self.launch(todo).await {
+                if self.stop.is_cancelled() {
+                    break;
+                }
+                launches_failed += 1;
+                let reason = error.cure().map_or_else(|| error.to_string(), |cure| format!("{error}; {cure}"));
+                let arm = self.plan.arms[todo.launch.arm].name.clone();
+                self.tell(&RunEvent::LaunchFailed { launch: todo.launch.number, arm, reason })?;
+            }
+        }
+        let interrupted = self.stop.is_cancelled();
+        let wall_ms = self.clock.elapsed().saturating_sub(begin).as_secs_f64() * 1e3;
+        self.tell(&RunEvent::RunEnded { interrupted, wall_ms })?;
+        Ok(Finished { interrupted, launches_failed })
+    }
+
+    async fn launch(&mut self, todo: &Todo) -> Result<()> {
+        let arm = &self.plan.arms[todo.launch.arm];
+        let server = tokio::select! {
+            () = self.stop.cancelled() => return Ok(()),
+            server = self.start(todo, arm) => server?,
+        };
+        let outcome = self.drive(todo, arm, &server).await;
+        let grace = if self.stop.is_cancelled() { Duration::ZERO } else { self.grace() };
+        server.stop(grace).await;
+        outcome
+    }
+
+    fn grace(&self) -> Duration {
+        self.plan.target.stop_timeout.map_or(Duration::from_secs(10), |span| span.0)
+    }
+
+    async fn start(&self, todo: &Todo, arm: &Arm) -> Result<Server> {
+        let mut env = arm.env.clone();
+        let seed = self.plan.launch_seed(todo.launch.repetition);
+        env.insert("TOOLSTORM_SEED".into(), seed.to_string());
+        if self.plan.load.lockstep {
+            env.insert("TOOLSTORM_LOCKSTEP".into(), todo.sessions.len().to_string());
+        }
+        let log = self.result.join(format!("server-{}-{}.log", evidence::file_name(&arm.name), todo.launch.repetition));
+        target::start(&Start {
+            target: &self.plan.target,
+            arm: &arm.name,
+            env: &env,
+            args: &arm.args,
+            command: &arm.command,
+            base_url: arm.base_url.as_deref(),
+            log: &log,
+        })
+        .await
+    }
+
+    async fn drive(&mut self, todo: &Todo, arm: &Arm, server: &Server) -> Result<()> {
+        let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
+        let model = target::model(&self.plan.target, &client).await?;
+        let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
+        let launch = todo.launch.number;
+        let timed = self.plan.load.duration.is_some();
+        self.tell(&RunEvent::LaunchStarted {
+            launch,
+            arm: arm.name.clone(),
+            seed: self.plan.launch_seed(todo.launch.repetition).0,
+            sessions: if timed { Vec::new() } else { todo.sessions.clone() },
+            config: config.unwrap_or(Value::Null),
+            started_at: self.clock.timestamp().to_string(),
+        })?;
+        let job = Arc::new(self.job(todo, arm, model));
+        let begin = self.clock.elapsed();
+        let (sink, mut happenings) = mpsc::unbounded_channel();
+        let task = tokio::spawn(drive::drive(Arc::clone(&job), client.clone(), self.clock, self.stop.clone(), sink));
+        let mut failure = None;
+        while let Some(happening) = happenings.recv().await {
+            match happening {
+                Happening::Failed(error) => failure = Some(error),
+                other => self.happened(todo, arm, &job, other)?,
+            }
+        }
+        task.await.map_err(|error| Error::incomplete(format!("the driver failed: {error}")))?;
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+        let wall_ms = self.clock.elapsed().saturating_sub(begin).as_secs_f64() * 1e3;
+        let complete = !self.stop.is_cancelled();
+        let metrics = if complete { client.get("/metrics").await } else { None };
+        let server = metrics.map(|text| samples(&text)).unwrap_or_default();
+        self.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards: None, wall_ms })
+    }
+
+    fn job(&self, todo: &Todo, arm: &Arm, model: String) -> Job {
+        let load = &self.plan.load;
+        Job {
+            scenario: Arc::new(self.plan.scenario.clone()),
+            seed: self.plan.workload_seed(),
+            sessions: todo.sessions.clone(),
+            duration: load.duration.map(|span| span.0),
+            concurrency: arm.concurrency,
+            arrival: load.arrival,
+            rate: load.rate,
+            ramp: load.ramp.0,
+            warmup: load.warmup.0,
+            retries: load.retries,
+            lockstep: load.lockstep,
+            model,
+            extra_body: self.plan.target.extra_body.clone(),
+            exact: self.plan.target.kind == TargetKind::Builtin,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let load = &self.plan.load;
+        Limits {
+            connect: load.connect_timeout.0,
+            first_byte: load.first_byte_timeout.0,
+            stall: load.stall_timeout.0,
+            total: load.timeout.0,
+        }
+    }
+
+    fn happened(&mut self, todo: &Todo, arm: &Arm, job: &Job, happening: Happening) -> Result<()> {
+        let launch = todo.launch.number;
+        let event = match happening {
+            Happening::Failed(_) => return Ok(()),
+            Happening::Started { session, warmup, schedule_delay_ms, client_queue_ms, offset_ms } => {
+                RunEvent::SessionStarted { launch, session, warmup, schedule_delay_ms, client_queue_ms, offset_ms }
+            }
+            Happening::Ended { session, end, rounds } => RunEvent::SessionEnded { launch, session, end, rounds },
+            Happening::Exchanged(exchange) => {
+                if exchange.judgement.verdict != Verdict::Valid && !exchange.reply.cut {
+                    evidence::write(&self.result, &arm.name, launch, &exchange)?;
+                }
+                let seed = self.plan.launch_seed(todo.launch.repetition).0;
+                RunEvent::Answered(Box::new(answer(&exchange, launch, &arm.name, seed, &job.model, self.clock)))
+            }
+        };
+        self.tell(&event)
+    }
+
+    fn tell(&mut self, event: &RunEvent) -> Result<()> {
+        self.consumers.iter_mut().try_for_each(|consumer| consumer.consume(event))
+    }
+}
+
+/// The journal's form of an exchange.
+fn answer(exchange: &Exchange, launch: u32, arm: &str, seed: u64, model: &str, clock: Clock) -> Answer {
+    let Exchange { turn, reply, timing, judgement, .. } = exchange;
+    let expected = turn.expectation.calls.as_ref();
+    let lines = judgement.calls.len().max(1);
+    let record = |place: usize| {
+        let call = judgement.calls.get(place);
+        let sha256 = expected.and_then(|_| turn.expected_sha256.get(place)).cloned();
+        CallRecord {
+            session: exchange.session,
+            round: turn.round,
+            call: place as u32,
+            arm: arm.to_owned(),
+            launch,
+            seed,
+            model: model.to_owned(),
+            stream: turn.stream,
+            name: call.map(|call| call.name.clone()),
+            arguments: call.map(|call| call.arguments.clone()),
+            verdict: call.map_or(judgement.verdict, |call| call.verdict),
+            class: call.map_or(judgement.class, |call| call.class),
+            detail: call.map_or(&judgement.detail, |call| &call.detail).clone(),
+            response_verdict: judgement.verdict,
+            response_class: judgement.class,
+            after_corruption: exchange.after_corruption,
+            warmup: exchange.warmup,
+            quirks: if place == 0 { judgement.quirks.iter().copied().collect() } else { Vec::new() },
+            expected_sha256: sha256,
+            nonce: exchange.nonce.clone(),
+            finish_reason: judgement.finish_reason.clone(),
+            output_tokens: judgement.completion_tokens,
+            in_flight_at: exchange.in_flight,
+            ttft_ms: timing.ttft_ms(),
+            e2el_ms: Some(timing.e2el_ms()),
+            started_at: timestamp(clock, reply.sent),
+            data_index: 0,
+            request_sha256: hex(&<sha2::Sha256 as sha2::Digest>::digest(&turn.body)),
+            tool_calls_valid: !judgement.calls.is_empty() && judgement.verdict == Verdict::Valid,
+            duration_ms: Some(timing.e2el_ms()),
+        }
+    };
+    Answer {
+        launch,
+        session: exchange.session,
+        round: turn.round,
+        cancelled: reply.cut,
+        retries: exchange.retries,
+        status: reply.status,
+        first_byte_ms: timing.first_byte.map(|time| time.as_secs_f64() * 1e3),
+        tpot_ms: timing.tpot_ms(judgement.completion_tokens),
+        itl_us: timing.itl_us(),
+        calls: (0..lines).map(record).collect(),
+    }
+}
+
+fn timestamp(clock: Clock, elapsed: Duration) -> String {
+    let micros = clock.unix_micros(elapsed);
+    jiff::Timestamp::from_microsecond(micros).map_or_else(|_| String::new(), |time| time.to_string())
+}
+
+/// The product's own samples of a Prometheus page, without their prefix; labels are summed, buckets left out.
+fn samples(page: &str) -> BTreeMap<String, f64> {
+    let mut samples = BTreeMap::new();
+    for line in page.lines() {
+        let Some((name, value)) = line.strip_prefix("toolstorm_").and_then(|line| line.rsplit_once(' ')) else {
+            continue;
+        };
+        let name = name.split('{').next().unwrap_or(name);
+        if let (Ok(value), false) = (value.parse::<f64>(), name.ends_with("_bucket"))
+            && value.is_finite()
+        {
+            *samples.entry(name.to_owned()).or_default() += value;
+        }
+    }
+    samples
+}
+
+/// The result folder's name: `20260729T101530Z-quick-1a2b3c`.
+pub fn folder_name(clock: Clock, name: &str, id: &str) -> String {
+    let second = clock.timestamp().strftime("%Y%m%dT%H%M%SZ");
+    format!("{second}-{}-{id}", evidence::file_name(name))
+}
+
+/// Where the evidence of a session lies.
+pub fn evidence_folder(result: &Path, arm: &str, launch: u32, session: u64) -> PathBuf {
+    evidence::folder(result, arm, launch, session)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_summed_over_labels() {
+        let page = "# HELP x\ntoolstorm_race_hits_total{layer=\"1\"} 2\ntoolstorm_race_hits_total{layer=\"2\"} 3\n\
+            toolstorm_overlap_share 0.25\ntoolstorm_step_bucket{le=\"1\"} 9\nother_thing 4\n";
+        let samples = samples(page);
+        assert_eq!(samples.get("race_hits_total"), Some(&5.0));
+        assert_eq!(samples.get("overlap_share"), Some(&0.25));
+        assert_eq!(samples.len(), 2);
+    }
+}

@@ -1,3 +1,0 @@
-//! The judge against recorded failures, in every chunking, and against its own limits.
-
-mod cases;
