@@ -14,10 +14,11 @@ use tokio::{
 use crate::{
     engine::{
         config::{Limits, Serving},
+        gate::Gate,
+        handle::Handle,
         host::HostModel,
         lockstep::Lockstep,
         server::Server,
-        worker::{Gate, Handle},
     },
     env,
     error::{Error, Result},

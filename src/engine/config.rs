@@ -44,6 +44,11 @@ impl Limits {
         (max_batch as u32 * sequence * 5 / 4).max(pages_for(max_context))
     }
 
+    /// Whether a request could ever be admitted.
+    pub fn admit(&self, prompt: usize, max_tokens: u32) -> bool {
+        pages_for(prompt as u32 + max_tokens) <= self.pages
+    }
+
     /// The part that the scheduler knows.
     pub fn scheduler(&self) -> scheduler::Limits {
         scheduler::Limits { max_batch: self.max_batch, prefill_chunk: self.prefill_chunk }

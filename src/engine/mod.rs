@@ -6,14 +6,19 @@
 pub mod cache;
 pub mod chat;
 pub mod config;
+pub mod gate;
+pub mod handle;
 pub mod host;
 pub mod lockstep;
 pub mod metrics;
 pub mod parser;
+pub mod request;
 pub mod scheduler;
+mod sequence;
 pub mod server;
+pub mod snapshot;
 pub mod tokenizer;
-pub mod worker;
+mod worker;
 
 use std::ops::Range;
 

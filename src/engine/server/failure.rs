@@ -1,7 +1,7 @@
 //! What the engine could not do, as an answer of the server.
 
 use super::openai::Refusal;
-use crate::engine::worker::Failure;
+use crate::engine::request::Failure;
 
 /// The answer to a request that failed in the engine.
 pub fn refusal(failure: &Failure) -> Refusal {

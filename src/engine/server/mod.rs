@@ -23,7 +23,7 @@ use axum::{
 use serde_json::Value;
 use tokio::{net::TcpListener, sync::oneshot, time::sleep};
 
-use super::{config::Serving, worker::Handle};
+use super::{config::Serving, handle::Handle};
 use crate::{
     clock::Clock,
     error::{Error, Result},

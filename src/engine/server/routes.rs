@@ -25,7 +25,7 @@ use super::{
 use crate::{
     engine::{
         lockstep::Place,
-        worker::{self, Event, Failure, fits},
+        request::{self, Event, Failure},
     },
     seed::Seed,
 };
@@ -75,7 +75,7 @@ pub(super) async fn chat(State(app): State<Arc<App>>, request: Request) -> Reply
 
 /// A chat request that the engine can take.
 struct Order {
-    request: worker::Request,
+    request: request::Request,
     in_call: bool,
     parallel: bool,
     stream: bool,
@@ -96,11 +96,11 @@ impl Order {
         let prompt = chat.conversation.prompt();
         let limits = app.engine.limits();
         let max_tokens = chat.answer_limit(prompt.tokens.len(), limits.max_context)?;
-        if !fits(limits, prompt.tokens.len(), max_tokens) {
+        if !limits.admit(prompt.tokens.len(), max_tokens) {
             let message = format!("the cache has {} pages, fewer than this request takes", limits.pages);
             return Err(Refusal::field("messages", message).code("context_length_exceeded"));
         }
-        let request = worker::Request {
+        let request = request::Request {
             prompt: prompt.tokens,
             max_tokens,
             cancel_after: count(headers, CANCEL_AFTER)?.filter(|after| *after > 0),

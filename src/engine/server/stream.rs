@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::{failure::refusal, openai::Refusal};
 use crate::engine::{
     parser::{Answer, Delta, Parser},
+    request::{Event, Finish, Usage},
     tokenizer::Token,
-    worker::{Event, Finish, Usage},
 };
 
 /// What every form of an answer says about itself.
