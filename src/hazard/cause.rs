@@ -11,6 +11,8 @@ pub struct Cause {
     pub why: String,
     /// The tensor whose bytes are in question.
     pub tensor: String,
+    /// True when the tensor's bytes were recycled too early; false when two uses of one tensor are unordered.
+    pub recycled: bool,
     /// Its hazards, as indices into [`Analysis::hazards`]; the first is the one to read.
     pub hazards: Vec<usize>,
     /// What would remove them, cheapest first, each applied to the graph and analysed again.
@@ -38,7 +40,7 @@ fn cause(capture: &Capture, analysis: &Analysis, mut hazards: Vec<usize>) -> Cau
     });
     let head = &analysis.hazards[hazards[0]];
     let tensor = capture.lifetimes[head.first_lifetime as usize].name.clone();
-    Cause { why: missing_edge(capture, head), tensor, hazards, fixes: Vec::new() }
+    Cause { why: missing_edge(capture, head), tensor, recycled: head.recycled(), hazards, fixes: Vec::new() }
 }
 
 /// Equal for hazards of one mistake: the layers of a model repeat it, the bytes differ.
@@ -108,7 +110,10 @@ pub fn operation(capture: &Capture, node: u32) -> String {
 pub fn place(site: &Site) -> String {
     match site.frames.first() {
         Some(frame) => match &frame.file {
-            Some(file) => format!("{file}:{} in {}", frame.line, frame.function),
+            Some(file) => {
+                let file = file.rsplit('/').next().unwrap_or(file);
+                format!("{file}:{} in {}", frame.line, frame.function)
+            }
             None => format!("{}:{}", frame.function, frame.line),
         },
         None => String::new(),

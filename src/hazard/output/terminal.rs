@@ -10,7 +10,7 @@ use crate::hazard::{
 };
 
 /// Hazards listed for each cause and graph unless everything is asked for.
-const LISTED: usize = 3;
+const LISTED: usize = 2;
 
 /// Renders the report; `all` lists every hazard instead of the first few of each cause.
 pub fn render(report: &Report, all: bool) -> String {
@@ -55,7 +55,7 @@ fn distinct(report: &Report) -> Vec<(&Graph, &Cause)> {
 }
 
 fn same(a: &Cause, b: &Cause) -> bool {
-    a.tensor == b.tensor
+    (&a.tensor, a.recycled) == (&b.tensor, b.recycled)
 }
 
 fn detail(text: &mut String, report: &Report, graph: &Graph, cause: &Cause, all: bool) {
