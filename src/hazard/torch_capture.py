@@ -1,0 +1,459 @@
+"""Write captured CUDA graphs to files for `toolstorm hazards`.
+
+    from toolstorm_capture import toolstorm_capture
+    with toolstorm_capture("out.json"):        # every graph captured inside is written: out.json, out-2.json, ...
+        with torch.cuda.graph(graph):
+            ...
+
+    from toolstorm_capture import export
+    export(graph, "out.json")                  # a torch.cuda.CUDAGraph(keep_graph=True) that exists already
+
+A file holds the graph's nodes with their raw parameter bytes, its edges, the allocator's trace with your stack frames,
+and marks: node count and allocation count at the same moments, which tell which tensor a recycled address means. An
+existing graph has no marks and a trace only where memory history was on; `toolstorm hazards` then says what that costs.
+
+Nothing here allocates device memory, so the capture's addresses stay what they were. Needs torch and cuda-bindings.
+Turns PyTorch's memory history on, and so replaces one that you record yourself.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import traceback
+
+FORMAT = "toolstorm-capture/1"
+HISTORY_ENTRIES = 1_000_000
+FRAMES = 8
+
+
+def toolstorm_capture(path, marks="dispatch"):
+    """Context manager: every CUDA graph captured inside is written to `path` (then `path`-2, ...)."""
+    import torch
+
+    stem, extension = os.path.splitext(path)
+    count = 0
+
+    def target():
+        nonlocal count
+        count += 1
+        return path if count == 1 else f"{stem}-{count}{extension}"
+
+    return _installed(torch.cuda.CUDAGraph, target, marks)
+
+
+def export(graph, path, name=None):
+    """Write an existing graph, kept by `torch.cuda.CUDAGraph(keep_graph=True)`, to `path`."""
+    import torch
+
+    document = _graph(graph.raw_cuda_graph())
+    device = torch.cuda.current_device()
+    document["allocations"] = [_event(e) for e in _trace(device) if e["action"] in _ACTIONS]
+    _write(document, path, name)
+
+
+@contextlib.contextmanager
+def _installed(graph_class, target, marks):
+    undo = install(graph_class, target, marks, strict=True)
+    try:
+        yield
+    finally:
+        undo()
+
+
+def install(graph_class, target, marks="dispatch", strict=False):
+    """Wrap the class's capture so that each graph is written to `target()`; returns what undoes it.
+
+    Unless `strict`, a failure of ours is told on stderr and never reaches the program.
+    """
+    own = {name: graph_class.__dict__.get(name) for name in ("__init__", "capture_begin", "capture_end")}
+    original = {name: getattr(graph_class, name) for name in own}
+
+    def guarded(action, *arguments):
+        try:
+            return action(*arguments)
+        except Exception:
+            if strict:
+                raise
+            print(f"toolstorm: a graph is not exported: {traceback.format_exc()}", file=sys.stderr)
+            return None
+
+    def __init__(self, keep_graph=False, *arguments, **options):
+        # Only a kept graph can be read; `capture_end` instantiates it as the caller expects.
+        original["__init__"](self, *arguments, keep_graph=True, **options)
+        self._toolstorm_instantiate = not keep_graph
+
+    def capture_begin(self, *arguments, **options):
+        recorder = guarded(_Recorder, marks)
+        original["capture_begin"](self, *arguments, **options)
+        if recorder is not None and guarded(recorder.begin) is not None:
+            self._toolstorm_recorder = recorder
+
+    def capture_end(self, *arguments, **options):
+        recorder = self.__dict__.pop("_toolstorm_recorder", None)
+        if recorder is not None:
+            guarded(recorder.end)
+        original["capture_end"](self, *arguments, **options)
+        if recorder is not None:
+            guarded(lambda: recorder.write(self, target()))
+        if getattr(self, "_toolstorm_instantiate", False) and hasattr(self, "instantiate"):
+            self.instantiate()
+
+    graph_class.__init__ = __init__
+    graph_class.capture_begin = capture_begin
+    graph_class.capture_end = capture_end
+
+    def undo():
+        for name, function in own.items():
+            if function is None:
+                delattr(graph_class, name)
+            else:
+                setattr(graph_class, name, function)
+
+    return undo
+
+
+class _Recorder:
+    """One capture: memory history, what was alive before it, marks while it runs."""
+
+    def __init__(self, marks):
+        import torch
+
+        self.torch = torch
+        self.device = torch.cuda.current_device()
+        memory = torch.cuda.memory
+        memory._record_memory_history(enabled=None)
+        memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
+        snapshot = memory._snapshot()
+        self.live = _live(snapshot, self.device)
+        self.start = len(snapshot["device_traces"][self.device])
+        self.marks = _Marks(torch, self.device)
+        self.watch = _Calls(self.marks) if marks == "calls" else _dispatch_mode(self.marks)
+        self.name = _bucket()
+
+    def begin(self):
+        self.marks.begin()
+        self.watch.__enter__()
+        return self
+
+    def end(self):
+        self.watch.__exit__(None, None, None)
+        self.marks.mark()
+
+    def write(self, graph, path):
+        trace = _trace(self.device)
+        document = _graph(graph.raw_cuda_graph())
+        document["marks"] = self.marks.marks
+        document["stacks"] = self.marks.stacks
+        document["live"] = self.live
+        document["allocations"] = [_event(e) for e in trace[self.start:] if e["action"] in _ACTIONS]
+        if len(trace) >= HISTORY_ENTRIES:
+            document["warnings"].append("the allocator's history overflowed: early events are missing")
+        _write(document, path, self.name)
+
+
+class _Marks:
+    """Counts graph nodes and allocator events at the same moments."""
+
+    def __init__(self, torch, device):
+        self.torch, self.device, self.cu = torch, device, _driver()
+        self.graph, self.marks, self.stacks, self.known = None, [], [], {}
+        self.allocated, self.freed = self._counts()
+
+    def begin(self):
+        stream = self.torch.cuda.current_stream(self.device).cuda_stream
+        self.graph = _checked(self.cu.cuStreamGetCaptureInfo(stream))[2]
+        self.mark()
+
+    def _counts(self):
+        stats = self.torch.cuda.memory_stats_as_nested_dict(self.device)["allocation"]["all"]
+        return stats["allocated"], stats["freed"]
+
+    def nodes(self):
+        return int(_checked(self.cu.cuGraphGetNodes(self.graph, 0))[-1])
+
+    def mark(self, nodes=None):
+        nodes = self.nodes() if nodes is None else nodes
+        allocated, freed = self._counts()
+        mark = [nodes, allocated - self.allocated, freed - self.freed, self._stack()]
+        if not self.marks or self.marks[-1] != mark:
+            self.marks.append(mark)
+
+    def _stack(self):
+        frames = _user_stack(sys._getframe(1))
+        key = tuple((f["file"], f["line"]) for f in frames)
+        if key not in self.known:
+            self.known[key] = len(self.stacks)
+            self.stacks.append(frames)
+        return self.known[key]
+
+
+class _Calls:
+    """Marks after every call into C that added nodes: blind to how kernels are launched, and so to nothing."""
+
+    def __init__(self, marks):
+        self.marks, self.count, self.previous = marks, 0, None
+
+    def _event(self, frame, event, argument):
+        if event == "c_return":
+            sys.setprofile(None)
+            try:
+                nodes = self.marks.nodes()
+                if nodes != self.count:
+                    self.count = nodes
+                    self.marks.mark(nodes)
+            finally:
+                sys.setprofile(self._event)
+
+    def __enter__(self):
+        self.previous = sys.getprofile()
+        sys.setprofile(self._event)
+
+    def __exit__(self, *_):
+        sys.setprofile(self.previous)
+
+
+def _dispatch_mode(marks):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Dispatch(TorchDispatchMode):
+        """Marks before and after every dispatched operation."""
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            marks.mark()
+            answer = function(*args, **(kwargs or {}))
+            marks.mark()
+            return answer
+
+    return Dispatch()
+
+
+_ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
+
+
+def _trace(device):
+    import torch
+
+    return torch.cuda.memory._snapshot()["device_traces"][device]
+
+
+def _event(entry):
+    return {
+        "action": entry["action"],
+        "addr": entry["addr"],
+        "size": entry["size"],
+        "stream": entry.get("stream"),
+        "where": _frames(entry.get("frames") or []),
+    }
+
+
+def _live(snapshot, device):
+    """Every block alive in the allocator's snapshot."""
+    blocks = []
+    for segment in snapshot["segments"]:
+        if segment.get("device", device) != device:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"].startswith("active"):
+                blocks.append({
+                    "addr": block.get("address", address),
+                    "size": block.get("requested_size", block["size"]),
+                    "stream": segment.get("stream"),
+                    "where": _frames(block.get("frames") or []),
+                })
+            address += block["size"]
+    return blocks
+
+
+def _is_users(path):
+    ours = (os.path.abspath(__file__), os.path.join(os.path.dirname(os.path.abspath(__file__)), "sitecustomize.py"))
+    library = path.endswith("contextlib.py") or any(f"{os.sep}{p}{os.sep}" in path for p in ("torch", "triton"))
+    return not library and not path.startswith("<frozen") and os.path.abspath(path) not in ours
+
+
+def _frames(frames):
+    """An allocator stack without the frames of PyTorch and of this file."""
+    users = [f for f in frames if _is_users(f["filename"])]
+    return [{"function": f["name"], "file": f["filename"], "line": f["line"]} for f in users[:FRAMES]]
+
+
+def _user_stack(frame):
+    found = []
+    while frame is not None and len(found) < FRAMES:
+        code = frame.f_code
+        if _is_users(code.co_filename):
+            found.append({"function": code.co_name, "file": code.co_filename, "line": frame.f_lineno or 0})
+        frame = frame.f_back
+    return found
+
+
+def _bucket():
+    """The bucket that the caller captures, where its code says so in a variable that servers call so."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if _is_users(frame.f_code.co_filename):
+            for name in ("bs", "batch_size", "num_tokens", "bucket"):
+                value = frame.f_locals.get(name)
+                if type(value) is int:
+                    return f"{name}={value}"
+        frame = frame.f_back
+    return None
+
+
+def _write(document, path, name):
+    if name:
+        document["name"] = name
+    partial = f"{path}.partial"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(document, file, separators=(",", ":"))
+    os.replace(partial, path)
+
+
+# The graph itself, through the driver.
+
+def _driver():
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        from cuda import cuda as driver
+    return driver
+
+
+def _checked(answer):
+    if int(answer[0]) != 0:
+        raise RuntimeError(f"the CUDA driver answers {answer[0]}")
+    return answer[1:] if len(answer) > 2 else (answer[1] if len(answer) == 2 else None)
+
+
+def _graph(handle):
+    import torch
+
+    cu = _driver()
+    nodes, edges = _nodes_and_edges(cu, cu.CUgraph(handle))
+    source = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
+    return {"format": FORMAT, "source": source, "warnings": [], "nodes": nodes, "edges": edges, "marks": []}
+
+
+def _nodes_and_edges(cu, graph):
+    _, count = _checked(cu.cuGraphGetNodes(graph, 0))
+    handles, _ = _checked(cu.cuGraphGetNodes(graph, count)) if count else ([], 0)
+    index = {int(handle): at for at, handle in enumerate(handles)}
+    answer = cu.cuGraphGetEdges(graph, 0)
+    _checked(answer)
+    edges = []
+    if answer[-1]:
+        answer = cu.cuGraphGetEdges(graph, answer[-1])
+        _checked(answer)
+        edges = [[index[int(a)], index[int(b)]] for a, b in zip(answer[1], answer[2])]
+    return [_node(cu, handle) for handle in handles], edges
+
+
+def _node(cu, handle):
+    kind = str(_checked(cu.cuGraphNodeGetType(handle))).split(".")[-1].split(":")[0]
+    kind = kind.replace("CU_GRAPH_NODE_TYPE_", "").lower()
+    record = {"kind": kind, "name": None, "params": []}
+    reader = {"kernel": _kernel, "memcpy": _memcpy, "memset": _memset, "graph": _child}.get(kind)
+    if reader is not None:
+        reader(cu, handle, record)
+    return record
+
+
+def _kernel(cu, handle, record):
+    parameters = _checked(cu.cuGraphKernelNodeGetParams(handle))
+    function = int(parameters.func or 0)
+    if function:
+        name = cu.cuFuncGetName(parameters.func)
+    if not function or int(name[0]) != 0:
+        name = cu.cuKernelGetName(parameters.kern)
+    record["name"] = _checked(name).decode()
+    signature = _demangled(record["name"])
+    if signature:
+        record["signature"] = signature
+    record["grid"] = [parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ]
+    record["params"] = _plain(cu, parameters, function) or _packed(parameters)
+
+
+def _demangled(name):
+    """The name with parameter types: which pointers are const."""
+    import torch
+
+    demangle = getattr(torch._C, "_demangle", None)
+    if demangle is None or not name.startswith("_Z"):
+        return None
+    signature = demangle(name)
+    return signature if signature != name else None
+
+
+def _plain(cu, parameters, function):
+    """Parameters given one by one; structs by value and tensor maps come as their bytes."""
+    pointers = int(parameters.kernelParams or 0)
+    if not pointers:
+        return []
+    table = ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))
+    blobs = []
+    while True:
+        size = _parameter_size(cu, parameters, function, len(blobs))
+        if size is None:
+            return blobs
+        blobs.append(ctypes.string_at(table[len(blobs)], size).hex())
+
+
+def _parameter_size(cu, parameters, function, index):
+    query = getattr(cu, "cuFuncGetParamInfo" if function else "cuKernelGetParamInfo", None)
+    if query is None:
+        return _parameter_size_by_ctypes(parameters, function, index)
+    answer = query(parameters.func if function else parameters.kern, index)
+    return int(answer[2]) if int(answer[0]) == 0 else None
+
+
+def _parameter_size_by_ctypes(parameters, function, index):
+    """For bindings older than the driver's call."""
+    library = ctypes.CDLL("libcuda.so.1")
+    query = library.cuFuncGetParamInfo if function else library.cuKernelGetParamInfo
+    owner = ctypes.c_void_p(function or int(parameters.kern))
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    failed = query(owner, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size))
+    return None if failed else size.value
+
+
+def _packed(parameters):
+    """Parameters given as one buffer (`extra`): CU_LAUNCH_PARAM_BUFFER_POINTER is 1, ..._SIZE is 2."""
+    extra = int(parameters.extra or 0)
+    if not extra:
+        return []
+    table = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+    at, buffer, size = 0, None, 0
+    while table[at]:
+        if table[at] == 1:
+            buffer = table[at + 1]
+        elif table[at] == 2:
+            size = ctypes.cast(table[at + 1], ctypes.POINTER(ctypes.c_size_t))[0]
+        at += 2
+    return [ctypes.string_at(buffer, size).hex()] if buffer and size else []
+
+
+def _memcpy(cu, handle, record):
+    copy = _checked(cu.cuGraphMemcpyNodeGetParams(handle))
+    ends = []
+    for side in ("src", "dst"):
+        device, pitch, height = (int(getattr(copy, side + field) or 0) for field in ("Device", "Pitch", "Height"))
+        x, y, z = (int(getattr(copy, side + field)) for field in ("XInBytes", "Y", "Z"))
+        ends.append((device + z * pitch * height + y * pitch + x if device else 0, pitch))
+    record["params"] = [address.to_bytes(8, "little").hex() for address, _ in ends]
+    record["pitch"] = [pitch for _, pitch in ends]
+    record["bytes"] = int(copy.WidthInBytes)
+    record["rows"] = max(int(copy.Height), 1) * max(int(copy.Depth), 1)
+
+
+def _memset(cu, handle, record):
+    fill = _checked(cu.cuGraphMemsetNodeGetParams(handle))
+    record["params"] = [int(fill.dst).to_bytes(8, "little").hex()]
+    record["pitch"] = [int(fill.pitch)]
+    record["bytes"] = int(fill.width) * int(fill.elementSize)
+    record["rows"] = max(int(fill.height), 1)
+
+
+def _child(cu, handle, record):
+    record["nodes"], record["edges"] = _nodes_and_edges(cu, _checked(cu.cuGraphChildGraphNodeGetGraph(handle)))

@@ -1,3 +1,7 @@
-//! The analyser against truth: real captures, golden graphs, brute force, and the engine's own races.
+//! The analyser against truth: real captures, golden graphs, replays, the exporter, the engine's own races.
 
 mod captures;
+mod exporter;
+mod golden;
+mod outputs;
+mod replays;

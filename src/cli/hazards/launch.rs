@@ -1,14 +1,153 @@
 //! `hazards --launch`: a foreign command, its captured graphs exported behind its back.
 
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+
 use super::Args;
 use crate::{
+    env,
     error::{Error, Result},
-    hazard::Capture,
+    hazard::{Capture, torch},
     report::terminal::Console,
 };
 
-/// Runs the command and reads what it captured.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// A server that ignores the request to end is killed after this long.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Runs the command until it is ready or ends, and reads what it captured.
 pub(super) fn captures(args: &Args, console: Console) -> Result<Vec<Capture>> {
-    console.note(format!("{:?}", args.command));
-    Err(Error::usage("not yet"))
+    let kept = args.captures_dir.as_ref().map(|dir| fs::create_dir_all(dir).map(|()| dir.clone())).transpose();
+    let kept = kept.map_err(|e| Error::usage(format!("--captures-dir: {e}")))?;
+    let temporary = tempfile::tempdir().map_err(|e| Error::usage(format!("no temporary folder: {e}")))?;
+    let folder = kept.unwrap_or_else(|| temporary.path().join("captures"));
+    let modules = temporary.path().join("modules");
+    install(&modules, &folder)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::usage(format!("no runtime for --launch: {e}")))?;
+    runtime.block_on(watch(args, &modules, &folder, console))?;
+    read(&folder, console)
+}
+
+/// Puts the exporter where the child's Python finds it before anything else.
+fn install(modules: &Path, folder: &Path) -> Result<()> {
+    let put = || {
+        fs::create_dir_all(modules)?;
+        fs::create_dir_all(folder)?;
+        fs::write(modules.join("sitecustomize.py"), torch::SITECUSTOMIZE)?;
+        fs::write(modules.join("toolstorm_capture.py"), torch::EXPORTER)
+    };
+    put().map_err(|e: std::io::Error| Error::usage(format!("cannot install the exporter: {e}")))
+}
+
+async fn watch(args: &Args, modules: &Path, folder: &Path, console: Console) -> Result<()> {
+    let mut server = Group(start(&args.command, modules, folder)?);
+    let waited = tokio::time::timeout(Duration::from_secs(args.ready_timeout), async {
+        loop {
+            if let Some(status) = server.0.try_wait().map_err(|e| Error::usage(format!("lost the command: {e}")))? {
+                return Ok(Some(status));
+            }
+            if let Some(url) = &args.ready
+                && answers(url).await
+            {
+                return Ok(None);
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    })
+    .await;
+    let status = waited.map_err(|_| {
+        let what = if args.ready.is_some() { "ready" } else { "done" };
+        Error::usage(format!("`{}` was not {what} within {} s", args.command.join(" "), args.ready_timeout))
+            .hint("give it more time with --ready-timeout, or name the URL that answers when it is ready with --ready")
+    })??;
+    if let Some(status) = status.filter(|s| !s.success()) {
+        let message = format!("`{}` ended with {status} before its graphs were analysed", args.command.join(" "));
+        return Err(Error::usage(message));
+    }
+    console.note("analysing what was captured");
+    server.end().await;
+    Ok(())
+}
+
+fn start(command: &[String], modules: &Path, folder: &Path) -> Result<Child> {
+    let mut path = modules.as_os_str().to_owned();
+    if let Some(known) = env::var("PYTHONPATH").filter(|p| !p.is_empty()) {
+        path.push(":");
+        path.push(known);
+    }
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    Command::new(&command[0])
+        .args(&command[1..])
+        .env("PYTHONPATH", path)
+        .env("TOOLSTORM_CAPTURE_DIR", folder)
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .process_group(0)
+        .spawn()
+        .map_err(|e| Error::usage(format!("cannot start `{}`: {e}", command[0])))
+}
+
+async fn answers(url: &str) -> bool {
+    let wait = Duration::from_secs(5);
+    matches!(tokio::time::timeout(wait, reqwest::get(url)).await, Ok(Ok(answer)) if answer.status().is_success())
+}
+
+/// The command and whatever it started; ended when dropped.
+struct Group(Child);
+
+impl Group {
+    /// Asks the group to end, and makes it.
+    async fn end(&mut self) {
+        let _ = killpg(self.id(), Signal::SIGTERM);
+        let gone = async {
+            while matches!(self.0.try_wait(), Ok(None)) {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        let _ = tokio::time::timeout(GRACE, gone).await;
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_raw(self.0.id() as i32)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = killpg(self.id(), Signal::SIGKILL);
+        let _ = self.0.wait();
+    }
+}
+
+/// Reads the captures of every process; each process has pools of its own.
+fn read(folder: &Path, console: Console) -> Result<Vec<Capture>> {
+    let listing = fs::read_dir(folder).map_err(|e| Error::usage(format!("cannot list {}: {e}", folder.display())))?;
+    let mut files: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.retain(|file| file.extension().is_some_and(|e| e == "json"));
+    files.sort();
+    if files.is_empty() {
+        return Err(Error::usage("the command captured no CUDA graph").hint(
+            "it must use torch.cuda.CUDAGraph in a Python process that inherits PYTHONPATH, and have cuda-bindings installed",
+        ));
+    }
+    console.note(format!("{} graphs captured", files.len()));
+    let process = |file: &PathBuf| file.file_name().map(|n| n.to_string_lossy().split('-').next().map(str::to_owned));
+    let mut captures = Vec::new();
+    for group in files.chunk_by(|a, b| process(a) == process(b)) {
+        captures.extend(super::read(group.iter().map(PathBuf::as_path))?);
+    }
+    Ok(captures)
 }

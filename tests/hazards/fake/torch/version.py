@@ -1,0 +1,3 @@
+"""Versions."""
+
+cuda = "0"
