@@ -3,16 +3,29 @@
 //! [`judge`] is pure: it sees the bytes as they came ([`Observation`]) and what the harness knows
 //! ([`Expectation`]), and reads no clock, no file and no network.
 
+pub mod arguments;
+pub mod assemble;
 pub mod canary;
+pub mod degenerate;
 pub mod fault;
+pub mod frame;
+pub mod json;
+pub mod markup;
+pub mod name;
+pub mod oracle;
+pub mod record;
+pub mod rules;
+pub mod text;
 pub mod tools;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::Value;
 
+pub use assemble::{Answer, Reader};
 pub use canary::Canaries;
 pub use fault::{Class, Quirk, Verdict};
+pub use rules::Mask;
 pub use tools::Tools;
 
 /// How the transport of a response ended.
@@ -133,20 +146,17 @@ pub struct Judgement {
 }
 
 /// Judges one response.
-pub fn judge(observation: &Observation<'_>, _expectation: &Expectation) -> Judgement {
-    let (verdict, class) = if observation.http_status == 200 {
-        (Verdict::Valid, Class::Ok)
-    } else {
-        (Verdict::Transport, Class::HttpError)
-    };
-    Judgement {
-        verdict,
-        class,
-        detail: None,
-        calls: Vec::new(),
-        quirks: BTreeSet::new(),
-        finish_reason: None,
-        content: String::new(),
-        completion_tokens: None,
-    }
+pub fn judge(observation: &Observation<'_>, expectation: &Expectation) -> Judgement {
+    judge_masked(observation, expectation, Mask::default())
+}
+
+/// Judges one response with some rules off, to prove that each of them is needed.
+pub fn judge_masked(observation: &Observation<'_>, expectation: &Expectation, mask: Mask) -> Judgement {
+    let answer = Reader::read(observation.stream, observation.body);
+    rules::judge(observation, expectation, &answer, mask)
+}
+
+/// Judges a response whose body a [`Reader`] has read as it came.
+pub fn judge_answer(observation: &Observation<'_>, expectation: &Expectation, answer: &Answer) -> Judgement {
+    rules::judge(observation, expectation, answer, Mask::default())
 }

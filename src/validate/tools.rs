@@ -1,6 +1,7 @@
 //! The tools of a request: names and parameter schemas, compiled once and shared.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     sync::{Arc, OnceLock},
 };
@@ -8,6 +9,7 @@ use std::{
 use jsonschema::Validator;
 use serde_json::Value;
 
+use super::json;
 use crate::error::{Error, Result};
 
 /// The `tools` array of a request. Clones share one compiled form.
@@ -94,6 +96,53 @@ impl Tool {
         let empty = Value::Object(serde_json::Map::new());
         let allows_empty = schema.as_ref().is_none_or(|schema| schema.is_valid(&empty));
         Some(Self { name, schema, allows_empty, fault })
+    }
+
+    /// The first way in which `arguments` breaks the schema.
+    pub fn violation(&self, arguments: &Value) -> Option<String> {
+        let schema = self.schema.as_ref()?;
+        if schema.is_valid(arguments) {
+            return None;
+        }
+        let error = schema.iter_errors(arguments).next()?;
+        let place = error.instance_path().to_string();
+        let place = if place.is_empty() { "the arguments".to_owned() } else { place };
+        Some(format!("{place}: {error}"))
+    }
+
+    /// The first value that came as a string, where every failing value is a string that decodes to the right type.
+    pub fn stringified(&self, arguments: &Value) -> Option<String> {
+        const ROUNDS: usize = 4;
+        let schema = self.schema.as_ref()?;
+        if schema.is_valid(arguments) {
+            return None;
+        }
+        let mut decoded = arguments.clone();
+        let mut first = None;
+        for _ in 0..ROUNDS {
+            let failing: BTreeSet<String> =
+                schema.iter_errors(&decoded).map(|error| error.instance_path().to_string()).collect();
+            if failing.is_empty() {
+                return first;
+            }
+            for path in failing {
+                let place = decoded.pointer_mut(&path)?;
+                let Value::String(text) = place else { return None };
+                *place = decode(text)?;
+                first.get_or_insert(path);
+            }
+        }
+        schema.is_valid(&decoded).then_some(first).flatten()
+    }
+}
+
+/// The value inside a string, also in Python's spelling.
+fn decode(text: &str) -> Option<Value> {
+    match text.trim() {
+        "True" | "TRUE" => Some(Value::Bool(true)),
+        "False" | "FALSE" => Some(Value::Bool(false)),
+        "None" => Some(Value::Null),
+        text => json::strict(text),
     }
 }
 

@@ -1,0 +1,3 @@
+//! The judge against recorded failures, in every chunking, and against its own limits.
+
+mod cases;
