@@ -15,6 +15,7 @@ mod report;
 mod run;
 mod selfcheck;
 mod serve;
+mod supervise;
 mod validate;
 
 use clap::{Parser, Subcommand};
@@ -79,6 +80,9 @@ enum Command {
     History(history::Args),
     /// Join the partitions of one run
     Merge(merge::Args),
+    /// Runs a server and ends it when the harness is gone
+    #[command(hide = true)]
+    Supervise(supervise::Args),
 }
 
 /// Runs the command named by the process's arguments and returns its exit code (see [`crate::exit`]).
@@ -114,6 +118,7 @@ fn dispatch(command: &Command, console: Console) -> Result<u8> {
         Command::Report(args) => report::run(args, console),
         Command::History(args) => history::run(args, console),
         Command::Merge(args) => merge::run(args, console),
+        Command::Supervise(args) => supervise::run(args),
     }
 }
 

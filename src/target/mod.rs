@@ -3,7 +3,9 @@
 //! A [`Server`] is a running one with an address. Dropping it ends what was started, with its whole process group.
 
 mod builtin;
+mod command;
 mod process;
+pub mod supervise;
 mod url;
 
 use std::{collections::BTreeMap, path::Path};
@@ -51,7 +53,7 @@ pub async fn start(start: &Start<'_>) -> Result<Server> {
     match start.target.kind {
         TargetKind::Builtin => builtin::start(start).await,
         TargetKind::Url => url::start(start),
-        TargetKind::Command => Err(Error::usage("the `command` target is not available in this build")),
+        TargetKind::Command => command::start(start).await,
     }
 }
 
