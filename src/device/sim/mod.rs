@@ -22,6 +22,7 @@ pub mod memory;
 pub mod order;
 mod plan;
 pub mod race;
+pub mod reference;
 mod rerun;
 pub mod stats;
 #[cfg(test)]

@@ -1,0 +1,1 @@
+//! A memory for kernel tests.

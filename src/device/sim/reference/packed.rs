@@ -1,0 +1,232 @@
+//! Index keys as bits: the codes of a healthy key are ±1 or 0 times one unit, so that a dot product is two population
+//! counts. Exact where it is used; everything else takes the plain arithmetic.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use super::{
+    super::View,
+    cache::KEY_CODES,
+    numeric::{e4m3, vectorised},
+};
+use crate::device::kernel::{INDEX_DIM, KeyFormat, MATCH_HEADS, PAGE_ENTRIES};
+
+const KEYS: usize = PAGE_ENTRIES as usize;
+const HEADS: usize = MATCH_HEADS as usize;
+
+/// 124 ternary codes: bit `i` of word `i / 64`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Ternary {
+    negative: [u64; 2],
+    nonzero: [u64; 2],
+}
+
+impl Ternary {
+    fn set(&mut self, at: usize, negative: bool) {
+        self.nonzero[at / 64] |= 1 << (at % 64);
+        self.negative[at / 64] |= u64::from(negative) << (at % 64);
+    }
+}
+
+/// One page of keys in packed form, as of the memory stamp at which it was read.
+struct Page {
+    stamp: u64,
+    /// Which keys are in code form.
+    plain: u64,
+    negative: [[u64; KEYS]; 2],
+    nonzero: [[u64; KEYS]; 2],
+    scale: [f32; KEYS],
+}
+
+/// Packed copies of key pages, by cache and page.
+#[derive(Default)]
+pub(super) struct Shadow {
+    caches: BTreeMap<u64, Vec<Option<Box<Page>>>>,
+}
+
+/// What identifies a page of keys in memory.
+pub(super) struct PageAt {
+    pub(super) cache: u64,
+    pub(super) number: usize,
+    pub(super) bytes: Range<u64>,
+    pub(super) format: KeyFormat,
+}
+
+impl Shadow {
+    fn page(&mut self, at: &PageAt, view: &View<'_>, stamp: u64) -> &Page {
+        let pages = self.caches.entry(at.cache).or_default();
+        if pages.len() <= at.number {
+            pages.resize_with(at.number + 1, || None);
+        }
+        let page = &mut pages[at.number];
+        if page.as_ref().is_none_or(|page| page.stamp != stamp) {
+            *page = Some(Box::new(pack(view.bytes(at.bytes.clone()), at.format, stamp)));
+        }
+        page.as_deref().unwrap_or_else(|| unreachable!("packed just now"))
+    }
+
+    /// Logits of the first `out.len()` keys of a page, where the packed form gives them; `plain_logit` gives the others.
+    pub(super) fn logits(
+        &mut self,
+        at: &PageAt,
+        query: &Query,
+        view: &View<'_>,
+        stamp: u64,
+        out: &mut [f32],
+        mut plain_logit: impl FnMut(usize) -> f32,
+    ) {
+        let page = self.page(at, view, stamp);
+        let mut flags = [0u64; KEYS];
+        vectorised(|| screen(page, query, &mut flags));
+        out.fill(0.0);
+        for (chunk, keys) in flags.chunks_exact(8).zip((0..).step_by(8)) {
+            if chunk.iter().fold(0, |any, flag| any | flag) == 0 {
+                continue;
+            }
+            for (key, _) in (keys..out.len().min(keys + 8)).zip(chunk).filter(|(_, flag)| **flag != 0) {
+                out[key] = query.logit(page, key, at.format);
+            }
+        }
+        let mut odd = !page.plain;
+        while odd != 0 {
+            let key = odd.trailing_zeros() as usize;
+            odd &= odd - 1;
+            if key < out.len() {
+                out[key] = plain_logit(key);
+            }
+        }
+    }
+}
+
+fn pack(bytes: &[u8], format: KeyFormat, stamp: u64) -> Page {
+    let mut page = Page {
+        stamp,
+        plain: 0,
+        negative: [[0; KEYS]; 2],
+        nonzero: [[0; KEYS]; 2],
+        scale: [1.0; KEYS],
+    };
+    let (keys, scales) = bytes.split_at(KEYS * format.key_bytes() as usize);
+    for (at, key) in keys.chunks_exact(format.key_bytes() as usize).enumerate() {
+        let packed = match format {
+            KeyFormat::Bf16 => pack_key(bytemuck::cast_slice::<u8, u16>(key), 0x3f80, 0x8000),
+            KeyFormat::Fp8 => {
+                page.scale[at] = bytemuck::pod_read_unaligned(&scales[at * 4..at * 4 + 4]);
+                pack_key(key, e4m3::encode(448.0), 0x80).filter(|_| page.scale[at] >= 0.0 && page.scale[at].is_finite())
+            }
+        };
+        if let Some(key) = packed {
+            page.plain |= 1 << at;
+            for word in 0..2 {
+                page.negative[word][at] = key.negative[word];
+                page.nonzero[word][at] = key.nonzero[word];
+            }
+        }
+    }
+    page
+}
+
+fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(key: &[T], one: T, sign: T) -> Option<Ternary> {
+    let (codes, ones) = key.split_at(KEY_CODES);
+    if ones[..3].iter().any(|value| *value != one) || ones[3] != T::default() {
+        return None;
+    }
+    let mut packed = Ternary::default();
+    for (at, &code) in codes.iter().enumerate() {
+        if code == one || code == one | sign {
+            packed.set(at, code != one);
+        } else if code != T::default() {
+            return None;
+        }
+    }
+    Some(packed)
+}
+
+/// A head's query: `unit * codes`, and what its constant dims add for any healthy key.
+#[derive(Clone, Copy, Default)]
+struct Head {
+    codes: Ternary,
+    unit: f32,
+    constant: f32,
+    weight: f32,
+    /// A key with this many codes wrong, or more, gives nothing.
+    wrong_limit: u64,
+}
+
+/// A row's index query in packed form.
+pub(super) struct Query {
+    heads: [Head; HEADS],
+}
+
+impl Query {
+    /// Packs a query, unless its dims are no codes or its sums might round.
+    pub(super) fn new(dims: &[[f32; INDEX_DIM as usize]; HEADS], weights: &[f32]) -> Option<Self> {
+        let mut heads = [Head::default(); HEADS];
+        for ((head, dims), &weight) in heads.iter_mut().zip(dims).zip(weights) {
+            *head = pack_head(dims, weight)?;
+        }
+        let alike = heads.chunks_exact(2).all(|pair| {
+            let ([long, short], words) = ([pair[0].codes, pair[1].codes], [0, 1]);
+            words.iter().all(|&word| {
+                let within = short.nonzero[word] & !long.nonzero[word] == 0;
+                within && short.negative[word] == long.negative[word] & short.nonzero[word]
+            }) && short.nonzero[1] == 0
+        });
+        alike.then_some(Self { heads })
+    }
+
+    fn logit(&self, page: &Page, key: usize, format: KeyFormat) -> f32 {
+        let step = if format == KeyFormat::Fp8 { 448.0 } else { 1.0 };
+        let mut sum = 0.0f32;
+        for head in &self.heads {
+            let (mut both, mut wrong) = (0, 0);
+            for word in 0..2 {
+                let compared = page.nonzero[word][key] & head.codes.nonzero[word];
+                both += compared.count_ones();
+                wrong += ((page.negative[word][key] ^ head.codes.negative[word]) & compared).count_ones();
+            }
+            let dot = step * (head.unit * (both as f32 - 2.0 * wrong as f32) + head.constant);
+            sum += head.weight * dot.max(0.0);
+        }
+        if format == KeyFormat::Fp8 { sum * page.scale[key] } else { sum }
+    }
+}
+
+fn pack_head(dims: &[f32; INDEX_DIM as usize], weight: f32) -> Option<Head> {
+    let (codes, ones) = dims.split_at(KEY_CODES);
+    let unit = codes.iter().fold(0.0f32, |unit, code| unit.max(code.abs()));
+    let whole = |value: f32| value.fract() == 0.0 && value.abs() <= 512.0;
+    let constants = &ones[..3];
+    let largest = 124.0 * unit + constants.iter().map(|value| value.abs()).sum::<f32>();
+    let exact = whole(unit) && constants.iter().all(|value| whole(*value)) && largest <= 32_768.0 && ones[3] == 0.0;
+    if !exact || unit == 0.0 || !(weight >= 0.0 && weight.is_finite()) {
+        return None;
+    }
+    let mut head = Head { unit, weight, constant: constants.iter().sum(), ..Head::default() };
+    for (at, &code) in codes.iter().enumerate() {
+        if code.abs() == unit {
+            head.codes.set(at, code < 0.0);
+        } else if code != 0.0 {
+            return None;
+        }
+    }
+    let compared = head.codes.nonzero.iter().map(|word| word.count_ones()).sum::<u32>();
+    let fires = |wrong: u32| unit * (compared as f32 - 2.0 * wrong as f32) + head.constant > 0.0;
+    head.wrong_limit = u64::from((0..=compared).find(|wrong| !fires(*wrong)).unwrap_or(compared + 1));
+    Some(head)
+}
+
+/// Flags every key on which a head may fire; may flag too many. A head that finds too much wrong in the first word
+/// cannot fire, whatever the second holds.
+#[inline(always)]
+fn screen(page: &Page, query: &Query, flags: &mut [u64; KEYS]) {
+    let rows = page.negative[0].iter().zip(&page.nonzero[0]);
+    for pair in query.heads.chunks_exact(2) {
+        let [long, short] = [&pair[0], &pair[1]];
+        for (flag, (&negative, &nonzero)) in flags.iter_mut().zip(rows.clone()) {
+            let wrong = (negative ^ long.codes.negative[0]) & nonzero & long.codes.nonzero[0];
+            let fires = u64::from(u64::from(wrong.count_ones()) < long.wrong_limit);
+            let short_wrong = u64::from((wrong & short.codes.nonzero[0]).count_ones());
+            *flag |= fires | u64::from(short_wrong < short.wrong_limit);
+        }
+    }
+}
