@@ -6,7 +6,9 @@
 pub mod cache;
 pub mod chat;
 pub mod config;
+mod forward;
 pub mod gate;
+pub mod geometry;
 pub mod handle;
 pub mod host;
 pub mod lockstep;
@@ -17,7 +19,9 @@ pub mod scheduler;
 mod sequence;
 pub mod server;
 pub mod snapshot;
+pub mod toggles;
 pub mod tokenizer;
+pub mod weights;
 mod worker;
 
 use std::ops::Range;

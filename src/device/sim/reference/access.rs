@@ -14,7 +14,7 @@ use super::{
 };
 use crate::device::{
     Block, Op, Region,
-    kernel::{ENTRY, KeyFormat, Kernel, PAGE_ENTRIES, RATIO, RING, Reader},
+    kernel::{ENTRY, Kernel, KeyFormat, PAGE_ENTRIES, RATIO, RING, Reader},
 };
 
 /// Collects one block's ranges.

@@ -216,10 +216,8 @@ fn attend<'a>(query: &Query, entries: impl Iterator<Item = &'a [u8]>, scale: f32
         .collect();
     for (order, out) in out.chunks_exact_mut(CODE as usize).enumerate() {
         let heads = || (0..RATIO as usize).map(|alignment| (alignment, alignment * ORDERS + order));
-        let largest = entries
-            .iter()
-            .flat_map(|(_, scores)| heads().map(|(_, head)| scores[head]))
-            .fold(0.0f32, f32::max);
+        let largest =
+            entries.iter().flat_map(|(_, scores)| heads().map(|(_, head)| scores[head])).fold(0.0f32, f32::max);
         let mut total = (-largest).exp();
         for (alignment, head) in heads() {
             for (entry, scores) in &entries {

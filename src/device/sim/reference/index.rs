@@ -183,7 +183,8 @@ fn dense_logit(
             }
         }
     }
-    let sum = row.query.iter().zip(row.weights).fold(0.0, |sum, (query, &weight)| sum + weight * dot(query, &dims).max(0.0));
+    let sum =
+        row.query.iter().zip(row.weights).fold(0.0, |sum, (query, &weight)| sum + weight * dot(query, &dims).max(0.0));
     if format == KeyFormat::Fp8 { sum * view.slice::<f32>(scales.clone())[key] } else { sum }
 }
 

@@ -98,13 +98,7 @@ impl Shadow {
 }
 
 fn pack(bytes: &[u8], format: KeyFormat, stamp: u64) -> Page {
-    let mut page = Page {
-        stamp,
-        plain: 0,
-        negative: [[0; KEYS]; 2],
-        nonzero: [[0; KEYS]; 2],
-        scale: [1.0; KEYS],
-    };
+    let mut page = Page { stamp, plain: 0, negative: [[0; KEYS]; 2], nonzero: [[0; KEYS]; 2], scale: [1.0; KEYS] };
     let (keys, scales) = bytes.split_at(KEYS * format.key_bytes() as usize);
     for (at, key) in keys.chunks_exact(format.key_bytes() as usize).enumerate() {
         let packed = match format {
@@ -125,7 +119,11 @@ fn pack(bytes: &[u8], format: KeyFormat, stamp: u64) -> Page {
     page
 }
 
-fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(key: &[T], one: T, sign: T) -> Option<Ternary> {
+fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(
+    key: &[T],
+    one: T,
+    sign: T,
+) -> Option<Ternary> {
     let (codes, ones) = key.split_at(KEY_CODES);
     if ones[..3].iter().any(|value| *value != one) || ones[3] != T::default() {
         return None;

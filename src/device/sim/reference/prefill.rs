@@ -38,7 +38,9 @@ pub(super) fn targets(op: &Op, block: &Block, word: impl Fn(Range<u64>) -> i32, 
     let first = start + i64::from(block.index) * PREFILL_TILE as i64;
     for position in first..(first + PREFILL_TILE as i64).min(end) {
         if position >= i64::from(window_from) && position + PAGE_TOKENS as i64 >= end {
-            window_slot(op.writes[0].region, page, position).into_iter().for_each(|at| visit(Target::Window(position, at)));
+            window_slot(op.writes[0].region, page, position)
+                .into_iter()
+                .for_each(|at| visit(Target::Window(position, at)));
         }
         let Some(format) = format else { continue };
         if position >= i64::from(window_from) && position + RING as i64 >= end {

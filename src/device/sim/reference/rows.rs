@@ -35,14 +35,7 @@ pub(super) fn embed(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes
     }
 }
 
-pub(super) fn rms_norm(
-    op: &Op,
-    blocks: &[Block],
-    view: &View<'_>,
-    out: &mut Writes<'_>,
-    gain: &[f32],
-    group: usize,
-) {
+pub(super) fn rms_norm(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, gain: &[f32], group: usize) {
     let (from, to) = (op.reads[0].region, op.writes[0].region);
     for block in blocks {
         let row = u64::from(block.index);
