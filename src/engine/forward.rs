@@ -209,6 +209,13 @@ pub(super) struct IndexerOperands {
     indices: Operand,
 }
 
+impl IndexerOperands {
+    /// The indexer's layer.
+    pub(super) fn layer(&self) -> usize {
+        self.layer
+    }
+}
+
 /// The model on a device, and its decode step.
 pub(super) struct Network {
     pub(super) device: Device,

@@ -3,19 +3,25 @@
 //! The HTTP server parses a request into a prompt, the worker schedules it, leases its pages and has a [`TokenModel`]
 //! prefill and decode it, and the tokens come back one event each.
 
+mod batch;
 pub mod cache;
+pub mod canary;
 pub mod chat;
 pub mod config;
+pub mod differential;
 mod forward;
 pub mod gate;
 pub mod geometry;
+mod graphs;
 pub mod handle;
 pub mod host;
 pub mod lockstep;
 pub mod metrics;
+pub mod model;
 pub mod parser;
 pub mod request;
 pub mod scheduler;
+pub mod selftest;
 mod sequence;
 pub mod server;
 pub mod snapshot;

@@ -25,6 +25,17 @@ impl Stats {
         if self.busy_ns == 0 { 0.0 } else { self.overlap_ns as f64 / self.busy_ns as f64 }
     }
 
+    /// Adds what was counted elsewhere.
+    pub fn add(&mut self, other: &Self) {
+        self.launches += other.launches;
+        self.total_ns += other.total_ns;
+        self.busy_ns += other.busy_ns;
+        self.overlap_ns += other.overlap_ns;
+        self.blocks += other.blocks;
+        self.race_hits += other.race_hits;
+        self.sliced_ops += other.sliced_ops;
+    }
+
     /// What was counted since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {

@@ -1,0 +1,67 @@
+//! GE_DIFF: after each step, recompute every layer's logits eagerly from what the step stashed, and compare.
+
+use serde::Serialize;
+
+use super::{batch::Batch, forward::Network};
+use crate::error::Result;
+
+/// Where a captured step's logits first differed from an eager computation on the same inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Divergence {
+    /// Decode step, from 0.
+    pub step: u64,
+    /// Layer.
+    pub layer: u8,
+    /// Row of the batch.
+    pub row: u32,
+    /// Compressed entry.
+    pub entry: u32,
+    /// What the step left.
+    pub captured: f32,
+    /// What the eager computation gives.
+    pub eager: f32,
+}
+
+/// What the differential found so far.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Differential {
+    /// Rows compared, layer by layer.
+    pub samples: u64,
+    /// Rows of which some logit differed.
+    pub divergences: u64,
+    /// The first of them.
+    pub first: Option<Divergence>,
+}
+
+impl Differential {
+    /// Compares the step that just ran.
+    pub(super) fn check(&mut self, network: &Network, batch: &Batch, number: u64) -> Result<()> {
+        let step = network.step(batch.bucket, false)?;
+        let stride = network.logits_row() as usize;
+        let (mut captured, mut eager) = (Vec::new(), Vec::new());
+        for (&layer, stash) in &network.persistent(batch.bucket)?.stashes {
+            let again = step.recompute(layer, stash)?;
+            for (tensor, bytes) in [(&stash.logits, &mut captured), (&again, &mut eager)] {
+                bytes.resize(batch.rows * stride, 0);
+                network.device.copy_out(tensor.address(), bytes)?;
+            }
+            for row in 0..batch.rows {
+                self.samples += 1;
+                let live = row * stride..row * stride + batch.entries(row) as usize * 4;
+                let differing = captured[live.clone()].chunks(4).zip(eager[live].chunks(4)).position(|(a, b)| a != b);
+                let Some(entry) = differing else { continue };
+                self.divergences += 1;
+                let value = |bytes: &[u8]| bytemuck::pod_read_unaligned(&bytes[row * stride + entry * 4..][..4]);
+                self.first.get_or_insert(Divergence {
+                    step: number,
+                    layer: layer as u8,
+                    row: row as u32,
+                    entry: entry as u32,
+                    captured: value(&captured),
+                    eager: value(&eager),
+                });
+            }
+        }
+        Ok(())
+    }
+}

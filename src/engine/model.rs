@@ -1,0 +1,201 @@
+//! The model on a device: prefill, decode, and what happened meanwhile.
+
+use std::rc::Rc;
+
+use super::{
+    Activity, DecodeRow, Prefill, TokenModel,
+    batch::{Batch, check_prefill},
+    canary::Canary,
+    differential::Differential,
+    forward::Network,
+    graphs::Graphs,
+    toggles::{DeviceChoice, Toggles},
+    tokenizer::Token,
+    weights::Weights,
+};
+use crate::{
+    device::{
+        CapturedGraph, Device,
+        kernel::{Kernel, PAGE_TOKENS, SPAN},
+        sim::{self, RaceHit, Stats, reference::Reference},
+    },
+    error::Result,
+};
+
+/// Tokens that a resumed sequence replays into its window and rings.
+const REPLAYED: u32 = PAGE_TOKENS as u32;
+
+/// The model: weights and caches on a device, one captured step per bucket.
+pub struct Model {
+    network: Network,
+    graphs: Graphs,
+    batch: Batch,
+    steps: u64,
+    decode_stats: Stats,
+    race_hits: Vec<RaceHit>,
+    differential: Option<Differential>,
+    canary: Option<Canary>,
+}
+
+impl Model {
+    /// The model as the toggles say, with `pages` leasable pages, on the device that they choose.
+    pub fn new(toggles: &Toggles, pages: u32) -> Result<Self> {
+        Self::on(open_device(toggles), toggles, pages, &Weights::new(toggles.max_context))
+    }
+
+    /// The model with given weights on a given device.
+    pub fn on(device: Device, toggles: &Toggles, pages: u32, weights: &Weights) -> Result<Self> {
+        let network = Network::new(device, toggles, toggles.geometry(pages), weights)?;
+        let graphs = Graphs::capture(&network, toggles)?;
+        // Set-up runs steps of padded rows only; what they did is no part of the run.
+        network.device.drain_race_hits();
+        Ok(Self {
+            network,
+            graphs,
+            batch: Batch::default(),
+            steps: 0,
+            decode_stats: Stats::default(),
+            race_hits: Vec::new(),
+            differential: toggles.ge_diff.then(Differential::default),
+            canary: toggles.index_k_canary.then(Canary::default),
+        })
+    }
+
+    /// Fills a sequence's caches with a part of its prompt: one fused kernel a layer, eagerly, on the main stream.
+    pub fn prefill(&mut self, chunk: &Prefill<'_>) -> Result<()> {
+        check_prefill(chunk, &self.network.geometry)?;
+        if let Some(canary) = &mut self.canary {
+            let first = (u64::from(chunk.range.start) / PAGE_TOKENS) as usize;
+            canary.forget(&chunk.page_table[first..]);
+        }
+        let entries_from = chunk.range.start;
+        let window_from = if chunk.resumed { entries_from.saturating_sub(REPLAYED) } else { entries_from };
+        let start = window_from.saturating_sub(SPAN as u32);
+        let words: Vec<i32> =
+            chunk.tokens[start as usize..chunk.range.end as usize].iter().map(|token| i32::from(*token)).collect();
+        let table: Vec<i32> = chunk.page_table.iter().map(|page| *page as i32).collect();
+        let network = &self.network;
+        let (device, inputs) = (&network.device, &network.inputs);
+        device.copy_in(inputs.chunk.address(), bytemuck::cast_slice(&words))?;
+        device.copy_in(inputs.chunk_table.address(), bytemuck::cast_slice(&table))?;
+        let ring_page = chunk.window_page;
+        network.prefill(words.len() as u64, |table, format| Kernel::Prefill {
+            table,
+            start,
+            window_from,
+            entries_from,
+            ring_page,
+            format,
+        })?;
+        device.synchronize()
+    }
+
+    /// Decodes one token a row and returns the next ones.
+    pub fn decode(&mut self, rows: &[DecodeRow<'_>]) -> Result<Vec<Token>> {
+        let Self { network, batch, .. } = self;
+        batch.fill(rows, &network.geometry)?;
+        let (device, inputs) = (&network.device, &network.inputs);
+        for (tensor, words) in [
+            (&inputs.tokens, &batch.tokens),
+            (&inputs.positions, &batch.positions),
+            (&inputs.ring_pages, &batch.ring_pages),
+            (&inputs.page_table, &batch.page_table),
+        ] {
+            device.copy_in(tensor.address(), bytemuck::cast_slice(words))?;
+        }
+        if let Some(canary) = &mut self.canary {
+            canary.check(network, batch, false, self.steps)?;
+        }
+        let before = device.stats();
+        self.graphs.run(network, batch.bucket)?;
+        self.decode_stats.add(&device.stats().since(&before));
+        let mut next = vec![0i32; batch.rows];
+        device.copy_out(inputs.next_tokens.address(), bytemuck::cast_slice_mut(&mut next))?;
+        if let Some(canary) = &mut self.canary {
+            canary.check(network, batch, true, self.steps)?;
+        }
+        if let Some(differential) = &mut self.differential {
+            differential.check(network, batch, self.steps)?;
+        }
+        self.race_hits.extend(device.drain_race_hits());
+        self.steps += 1;
+        Ok(next.into_iter().map(|token| token as Token).collect())
+    }
+
+    /// Decode steps so far.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Virtual time and overlap of the decode steps so far.
+    pub fn decode_stats(&self) -> &Stats {
+        &self.decode_stats
+    }
+
+    /// Takes the race hits logged since the last call.
+    pub fn take_race_hits(&mut self) -> Vec<RaceHit> {
+        std::mem::take(&mut self.race_hits)
+    }
+
+    /// What the graph-against-eager probe found, if it runs.
+    pub fn differential(&self) -> Option<&Differential> {
+        self.differential.as_ref()
+    }
+
+    /// What the index-key canary found, if it runs.
+    pub fn canary(&self) -> Option<&Canary> {
+        self.canary.as_ref()
+    }
+
+    /// The captured graphs with their buckets.
+    pub fn graphs(&self) -> Vec<(u32, Rc<CapturedGraph>)> {
+        self.graphs.traces()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.network.device
+    }
+
+    /// Arena offset of the index keys of `page` in `layer`, for tests that write where nothing should.
+    pub fn index_key_page(&self, layer: usize, page: u32) -> Option<u64> {
+        let keys = &self.network.caches.get(layer)?.compressed.as_ref()?.index_keys;
+        Some(keys.address() + u64::from(page) * self.network.geometry.keys.page_bytes())
+    }
+}
+
+impl TokenModel for Model {
+    fn prefill(&mut self, chunk: &Prefill<'_>) -> Result<()> {
+        Self::prefill(self, chunk)
+    }
+
+    fn decode(&mut self, rows: &[DecodeRow<'_>]) -> Result<Vec<Token>> {
+        Self::decode(self, rows)
+    }
+
+    fn activity(&self) -> Activity {
+        let stats = &self.decode_stats;
+        Activity {
+            steps: self.steps,
+            overlap_share: Some(stats.overlap_share()),
+            virtual_step_us: (self.steps > 0).then(|| stats.total_ns as f64 / 1000.0 / self.steps as f64),
+            race_hits: Some(stats.race_hits),
+            canary_hits: self.canary.as_ref().map(|canary| canary.hits),
+            ge_diff_samples: self.differential.as_ref().map(|differential| differential.samples),
+            ge_diff_divergences: self.differential.as_ref().map(|differential| differential.divergences),
+        }
+    }
+}
+
+/// The device that the toggles choose.
+fn open_device(toggles: &Toggles) -> Device {
+    match toggles.device {
+        DeviceChoice::Auto | DeviceChoice::Sim | DeviceChoice::Cuda => virtual_gpu(toggles),
+    }
+}
+
+/// A virtual GPU with the toggles' seed and order.
+pub fn virtual_gpu(toggles: &Toggles) -> Device {
+    let config = sim::Config { seed: toggles.seed, schedule: toggles.order.clone(), ..sim::Config::default() };
+    Device::new(Box::new(sim::Sim::new(config, Box::new(Reference::new()))))
+}
