@@ -74,7 +74,7 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     runtime.shutdown_background();
     let summary = gate::settle(measure::summary(plan, &tally, Some(&folder.path)), &plan.gate)?;
     folder.write(&tally, &summary)?;
-    options.exports.write(&summary)?;
+    options.exports.write(plan, &tally, &summary)?;
     console.say(table::render(&summary, console).trim_end());
     console.emit(&summary);
     Ok(code(&summary, finished))

@@ -6,8 +6,8 @@ use clap::ValueEnum;
 
 use crate::{
     error::Result,
-    report::{csv, folder, junit, markdown, summary::Summary},
-    run::Overrides,
+    report::{csv, folder, html, junit, markdown, summary::Summary, tally::Tally},
+    run::{Overrides, Plan},
     scenario::{Arrival, Span},
     seed::Seed,
 };
@@ -203,7 +203,7 @@ impl StreamChoice {
 
 impl Exports {
     /// Writes the copies that were asked for.
-    pub fn write(&self, summary: &Summary) -> Result<()> {
+    pub fn write(&self, plan: &Plan, tally: &Tally, summary: &Summary) -> Result<()> {
         if let Some(path) = &self.export_json {
             folder::put(path, &folder::pretty(summary))?;
         }
@@ -215,6 +215,9 @@ impl Exports {
         }
         if let Some(path) = &self.export_junit {
             folder::put(path, &junit::render(summary)?)?;
+        }
+        if let Some(path) = &self.export_html {
+            folder::put(path, &html::render(plan, tally, summary)?)?;
         }
         Ok(())
     }

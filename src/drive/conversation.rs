@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::SessionEnd;
 use crate::{
-    scenario::{Choice, Poisoned, Scenario, Session, Style},
+    scenario::{Choice, Dictated, Poisoned, Round, Scenario, Session, Style},
     validate::{CallJudgement, Canaries, Expectation, ExpectedCall, Judgement, ToolChoice, Tools, Verdict},
 };
 
@@ -98,12 +98,6 @@ impl Conversation {
         let Some(round) = self.session.rounds.get(self.round) else {
             return Step::End(if self.poisoned { SessionEnd::Corrupted } else { SessionEnd::Complete });
         };
-        let expected = round.calls.iter().map(|call| ExpectedCall {
-            name: call.name.clone(),
-            arguments: call.arguments.clone(),
-            text: self.common.exact.then(|| call.text.clone()),
-        });
-        let calls = (self.scenario.style == Style::Dictated).then(|| expected.collect());
         Step::Send(Box::new(Turn {
             round: self.round as u32,
             body: self.body(),
@@ -111,17 +105,41 @@ impl Conversation {
             cancel_after: round.cancel_after.filter(|_| !self.cancelled),
             think: round.think,
             think_steps: round.think_steps,
-            expected_sha256: round.calls.iter().map(crate::scenario::Dictated::sha256).collect(),
-            expectation: Expectation {
-                tools: self.tools.clone(),
-                tool_choice: self.choice(),
-                calls,
-                own_canary: Some(self.session.nonce.clone()),
-                foreign_tools: self.session.foreign_tools.clone(),
-                canaries: Some(Arc::clone(&self.common.canaries)),
-                ..Expectation::default()
-            },
+            expected_sha256: round.calls.iter().map(Dictated::sha256).collect(),
+            expectation: self.expectation(round),
         }))
+    }
+
+    /// The turn of the round numbered `round` with a recorded body in the place of its own.
+    pub fn recorded(&self, round: u32, stream: bool, body: Vec<u8>) -> Option<Turn> {
+        let spec = self.session.rounds.get(round as usize)?;
+        Some(Turn {
+            round,
+            body,
+            stream,
+            cancel_after: None,
+            think: Duration::ZERO,
+            think_steps: 0,
+            expected_sha256: spec.calls.iter().map(Dictated::sha256).collect(),
+            expectation: self.expectation(spec),
+        })
+    }
+
+    fn expectation(&self, round: &Round) -> Expectation {
+        let expected = round.calls.iter().map(|call| ExpectedCall {
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+            text: self.common.exact.then(|| call.text.clone()),
+        });
+        Expectation {
+            tools: self.tools.clone(),
+            tool_choice: self.choice(),
+            calls: (self.scenario.style == Style::Dictated).then(|| expected.collect()),
+            own_canary: Some(self.session.nonce.clone()),
+            foreign_tools: self.session.foreign_tools.clone(),
+            canaries: Some(Arc::clone(&self.common.canaries)),
+            ..Expectation::default()
+        }
     }
 
     /// Takes note of a response that the harness itself cut: the same request follows, uncut.

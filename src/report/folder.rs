@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{csv, hlog, junit, markdown, summary::Summary, tally::Tally};
+use super::{csv, hlog, html, junit, markdown, summary::Summary, tally::Tally};
 use crate::{
     clock::Clock,
     error::{Error, Result},
@@ -123,6 +123,7 @@ impl Folder {
         self.put("summary.csv", &csv::render(summary)?)?;
         self.put("summary.md", &markdown::render(summary))?;
         self.put("junit.xml", &junit::render(summary)?)?;
+        self.put("report.html", &html::render(self.plan(), tally, summary)?)?;
         self.put("latency.hlog", &hlog::render(self.plan(), tally)?)
     }
 

@@ -1,12 +1,16 @@
 //! Reports: one writer a file, all fed by the same run events.
 
 pub mod csv;
+pub mod failure;
 pub mod folder;
+pub mod history;
 mod hlog;
+pub mod html;
 pub mod junit;
 pub mod load;
 pub mod markdown;
 pub mod measure;
+mod plot;
 pub mod position;
 pub mod progress;
 pub mod summary;

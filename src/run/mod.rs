@@ -7,6 +7,7 @@ mod event;
 mod evidence;
 pub mod journal;
 mod record;
+pub mod replay;
 mod resolve;
 mod resume;
 mod runner;

@@ -98,7 +98,8 @@ impl Runner<'_> {
         self.plan.target.stop_timeout.map_or(Duration::from_secs(10), |span| span.0)
     }
 
-    async fn start(&self, todo: &Todo, arm: &Arm) -> Result<Server> {
+    /// Starts the server of a launch.
+    pub async fn start(&self, todo: &Todo, arm: &Arm) -> Result<Server> {
         let mut env = arm.env.clone();
         let seed = self.plan.launch_seed(todo.launch.repetition);
         env.insert("TOOLSTORM_SEED".into(), seed.to_string());
@@ -174,7 +175,8 @@ impl Runner<'_> {
         }
     }
 
-    fn limits(&self) -> Limits {
+    /// The limits of every request.
+    pub fn limits(&self) -> Limits {
         let load = &self.plan.load;
         Limits {
             connect: load.connect_timeout.0,

@@ -1,0 +1,142 @@
+//! Evidence read back: the recorded requests of a session, to be judged or sent again.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::Deserialize;
+
+use super::Plan;
+use crate::{
+    drive::{Common, Conversation, Reply, Turn},
+    error::{Error, Result},
+    scenario::{TargetKind, nonce},
+    validate::{Canaries, Ending, Verdict},
+};
+
+/// One recorded exchange.
+#[derive(Debug, Clone)]
+pub struct Recorded {
+    /// What `verdict.json` says.
+    pub about: About,
+    /// The request's body.
+    pub request: Vec<u8>,
+    /// The response's body.
+    pub response: Vec<u8>,
+}
+
+/// The members of `verdict.json` that a replay needs.
+#[derive(Debug, Clone, Deserialize)]
+pub struct About {
+    /// The arm.
+    pub arm: String,
+    /// Number of the launch.
+    pub launch: u32,
+    /// Number of the session.
+    pub session: u64,
+    /// Number of the round.
+    pub round: u32,
+    /// The verdict then.
+    pub verdict: Verdict,
+    /// Whether the session had been corrupted before.
+    pub after_corruption: bool,
+    /// Whether a stream was asked for.
+    pub stream: bool,
+    /// HTTP status.
+    pub http_status: u16,
+    /// The `content-type` header.
+    pub content_type: Option<String>,
+    /// How the response ended.
+    pub ending: String,
+}
+
+/// The evidence folder that `id` names: a path, or a name under any result in `results`.
+pub fn find(id: &str, results: &Path) -> Result<PathBuf> {
+    let path = PathBuf::from(id);
+    if path.is_dir() {
+        return Ok(path);
+    }
+    let mut found: Vec<_> = std::fs::read_dir(results)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path().join("evidence").join(id))
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    // Result folders begin with their time: the newest comes last.
+    found.pop().ok_or_else(|| {
+        Error::usage(format!("no evidence is called `{id}`")).hint(format!(
+            "give a folder below a result's evidence/, or a name that some result in {} has",
+            results.display()
+        ))
+    })
+}
+
+/// The recorded exchanges in an evidence folder, in order.
+pub fn read(folder: &Path) -> Result<Vec<Recorded>> {
+    let failed = |path: &Path, error: &dyn std::fmt::Display| Error::usage(format!("{}: {error}", path.display()));
+    let entries = std::fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
+    let mut stems: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix("-verdict.json")?.to_owned()))
+        .collect();
+    stems.sort();
+    let load = |name: String| {
+        let path = folder.join(name);
+        std::fs::read(&path).map_err(|error| failed(&path, &error))
+    };
+    let one = |stem: &String| {
+        let about = load(format!("{stem}-verdict.json"))?;
+        Ok(Recorded {
+            about: serde_json::from_slice(&about).map_err(|error| failed(folder, &error))?,
+            request: load(format!("{stem}-request.json"))?,
+            response: load(format!("{stem}-response.bin"))?,
+        })
+    };
+    let recorded: Vec<_> = stems.iter().map(one).collect::<Result<_>>()?;
+    if recorded.is_empty() {
+        return Err(Error::usage(format!("{} holds no recorded exchange", folder.display())));
+    }
+    Ok(recorded)
+}
+
+impl Recorded {
+    /// The turn as it was sent under `plan`.
+    pub fn turn(&self, plan: &Plan) -> Result<Turn> {
+        let seed = plan.workload_seed();
+        let session = plan.scenario.session(seed, self.about.session)?;
+        let canaries = Canaries::new();
+        let arm = plan.arms.iter().find(|arm| arm.name == self.about.arm);
+        for other in arm.iter().flat_map(|arm| plan.sessions(arm)) {
+            canaries.add(&nonce(seed, other));
+        }
+        let common = Common {
+            model: String::new(),
+            extra_body: serde_json::Map::new(),
+            canaries: Arc::new(canaries),
+            exact: plan.target.kind == TargetKind::Builtin,
+        };
+        Conversation::new(session, Arc::new(plan.scenario.clone()), Arc::new(common))
+            .recorded(self.about.round, self.about.stream, self.request.clone())
+            .ok_or_else(|| Error::usage(format!("session {} has no round {}", self.about.session, self.about.round)))
+    }
+
+    /// The response as it came.
+    pub fn reply(&self) -> Reply {
+        let ending = match self.about.ending.as_str() {
+            "reset" => Ending::Reset,
+            "stall" => Ending::Stall,
+            "noresponse" => Ending::NoResponse,
+            _ => Ending::Eof,
+        };
+        Reply {
+            status: self.about.http_status,
+            content_type: self.about.content_type.clone(),
+            body: self.response.clone(),
+            ending,
+            ..Reply::default()
+        }
+    }
+}
