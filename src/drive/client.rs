@@ -45,6 +45,8 @@ pub struct Limits {
     pub stall: Duration,
     /// All of it.
     pub total: Duration,
+    /// Whether the client itself cuts a cancelled answer; under lockstep the engine does, at an exact step.
+    pub cuts: bool,
 }
 
 /// A response as it came.
@@ -140,7 +142,8 @@ impl Client {
                         timing.outputs.push(now);
                     }
                 });
-                if turn.cancel_after.is_some_and(|limit| timing.outputs.len() as u64 >= limit) {
+                let reached = |limit| timing.outputs.len() as u64 >= limit;
+                if self.limits.cuts && turn.cancel_after.is_some_and(reached) {
                     reply.cut = true;
                     return;
                 }

@@ -22,7 +22,7 @@ use crate::{
     error::Error,
     scenario::{Arrival, Scenario, nonce},
     seed::Seed,
-    validate::{self, Ending, Observation},
+    validate::{self, Ending, Observation, Verdict},
 };
 
 /// One launch's sessions and how they are sent.
@@ -203,10 +203,13 @@ impl Flight {
             }
             let mut neighbours = self.enter(session);
             let in_flight = neighbours.len() as u32;
-            let (reply, timing, retries) = self.attempt(&turn, place).await;
+            let (mut reply, timing, retries) = self.attempt(&turn, place).await;
             neighbours.extend(self.leave(session));
             neighbours.remove(&session);
             let judgement = judge(&turn, &reply);
+            // An answer that was complete before its cancel counts as any other does.
+            reply.cut |=
+                turn.cancel_after.is_some() && !matches!(judgement.verdict, Verdict::Valid | Verdict::Corrupted);
             let after_corruption = conversation.is_poisoned();
             if reply.cut {
                 conversation.cancel();

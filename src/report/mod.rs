@@ -10,7 +10,7 @@ pub mod junit;
 pub mod load;
 pub mod markdown;
 pub mod measure;
-mod plot;
+pub mod plot;
 pub mod position;
 pub mod progress;
 pub mod summary;

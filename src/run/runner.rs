@@ -88,7 +88,10 @@ impl Runner<'_> {
             () = self.stop.cancelled() => return Ok(()),
             server = self.start(todo, arm) => server?,
         };
-        let outcome = self.drive(todo, arm, &server).await;
+        // The graphs are the same in every repetition.
+        let analyse = arm.hazards && todo.launch.repetition == 0 && self.plan.target.kind == TargetKind::Builtin;
+        let hazards = if analyse { target::hazards(&arm.env).await } else { None };
+        let outcome = self.drive(todo, arm, &server, hazards).await;
         let grace = if self.stop.is_cancelled() { Duration::ZERO } else { self.grace() };
         server.stop(grace).await;
         outcome
@@ -119,7 +122,7 @@ impl Runner<'_> {
         .await
     }
 
-    async fn drive(&mut self, todo: &Todo, arm: &Arm, server: &Server) -> Result<()> {
+    async fn drive(&mut self, todo: &Todo, arm: &Arm, server: &Server, hazards: Option<u64>) -> Result<()> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
@@ -152,7 +155,7 @@ impl Runner<'_> {
         let complete = !self.stop.is_cancelled();
         let metrics = if complete { client.get("/metrics").await } else { None };
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
-        self.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards: None, wall_ms })
+        self.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms })
     }
 
     fn job(&self, todo: &Todo, arm: &Arm, model: String) -> Job {
@@ -183,6 +186,7 @@ impl Runner<'_> {
             first_byte: load.first_byte_timeout.0,
             stall: load.stall_timeout.0,
             total: load.timeout.0,
+            cuts: !load.lockstep,
         }
     }
 

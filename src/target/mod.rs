@@ -10,6 +10,7 @@ mod url;
 
 use std::{collections::BTreeMap, path::Path};
 
+pub use builtin::hazards;
 pub use process::Process;
 
 use crate::{
