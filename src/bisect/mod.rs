@@ -8,8 +8,11 @@
 
 pub mod choose;
 pub mod hypothesis;
+pub mod oracle;
 pub mod posterior;
 pub mod search;
+pub mod state;
+pub mod toggle;
 
 use serde::{Deserialize, Serialize};
 

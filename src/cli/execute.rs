@@ -91,7 +91,7 @@ fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
 }
 
 /// The first Ctrl-C or SIGTERM ends the run with what there is; the second one is left to the system.
-async fn stop_on_signal(stop: CancellationToken, console: Console) {
+pub(super) async fn stop_on_signal(stop: CancellationToken, console: Console) {
     let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
     else {
         return;

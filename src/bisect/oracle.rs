@@ -1,0 +1,92 @@
+//! The real oracle: a probe is a stress run in a fresh server.
+
+use std::path::PathBuf;
+
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+use super::{Outcome, Probe, Trial, toggle::Configurations};
+use crate::{
+    clock::Clock,
+    error::{Error, Result},
+    report::{measure, summary::ArmSummary, tally::Tally},
+    run::{Consumer, Launch, Plan, Runner, Todo, journal::Journal},
+    seed::Seed,
+    stats::Counts,
+};
+
+/// Below this share of judged sessions a probe says nothing: the server fell over under the load.
+const JUDGED_SHARE: f64 = 0.5;
+
+/// Runs probes through the harness.
+pub struct Oracle<'a> {
+    /// What every probe shares; its arms are replaced.
+    pub plan: &'a Plan,
+    /// The configurations.
+    pub configurations: &'a Configurations,
+    /// Where each probe gets a folder of its own.
+    pub result: PathBuf,
+    /// The clock of all times.
+    pub clock: Clock,
+    /// Ends the search.
+    pub stop: CancellationToken,
+    /// Where requests run.
+    pub runtime: &'a Runtime,
+    /// Probes so far.
+    pub probes: u64,
+}
+
+impl Oracle<'_> {
+    /// The plan of a probe: one arm, one launch, sessions and launch of its own.
+    fn plan(&self, probe: &Probe) -> Plan {
+        let mut arm = self.configurations.arm(&probe.bad);
+        arm.name = format!("probe-{}", self.probes);
+        arm.sessions = probe.sessions;
+        arm.repetitions = 1;
+        arm.hazards = false;
+        let seed = Seed(self.plan.seed).fork("probe").index(self.probes).0;
+        Plan { arms: vec![arm], seed, partition: None, ..self.plan.clone() }
+    }
+
+    fn judge(arm: &ArmSummary, tally: &Tally, wanted: u64) -> Outcome {
+        if let Some(reason) = tally.launches.values().find_map(|launch| launch.failure.clone()) {
+            return Outcome::Skipped(reason);
+        }
+        if (arm.sessions_judged as f64) < wanted as f64 * JUDGED_SHARE {
+            return Outcome::Skipped(format!("only {} of {wanted} sessions could be judged", arm.sessions_judged));
+        }
+        Outcome::Judged(Counts::new(arm.sessions_corrupted, arm.sessions_judged))
+    }
+}
+
+impl Trial for Oracle<'_> {
+    fn run(&mut self, probe: &Probe) -> Result<Outcome> {
+        let plan = self.plan(probe);
+        let folder = self.result.join(format!("probe-{:03}", self.probes));
+        // What an interrupted probe left is of no use: it is run again as a whole.
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).map_err(|error| Error::usage(format!("{}: {error}", folder.display())))?;
+        let mut journal = Journal::create(&folder.join("journal.jsonl"))?;
+        let mut tally = Tally::default();
+        let finished = {
+            let mut runner = Runner {
+                plan: &plan,
+                result: folder,
+                id: format!("probe-{}", self.probes),
+                clock: self.clock,
+                stop: self.stop.clone(),
+                consumers: vec![&mut journal as &mut dyn Consumer, &mut tally],
+            };
+            let launch = Launch { number: 0, arm: 0, repetition: 0 };
+            self.runtime.block_on(runner.run(&[Todo { launch, sessions: (0..probe.sessions).collect() }]))?
+        };
+        if finished.interrupted {
+            return Err(
+                Error::incomplete("the search was interrupted").hint("go on with --resume and its result folder")
+            );
+        }
+        self.probes += 1;
+        let summary = measure::summary(&plan, &tally, None);
+        Ok(Self::judge(&summary.arms[0], &tally, probe.sessions))
+    }
+}
