@@ -16,6 +16,12 @@ const SHIPPED: &[(&str, &str)] = &[
     ("quick", include_str!("../../scenarios/quick.toml")),
     ("gate", include_str!("../../scenarios/gate.toml")),
     ("seed-table", include_str!("../../scenarios/seed-table.toml")),
+    ("bisect-overlap", include_str!("../../scenarios/bisect-overlap.toml")),
+    ("bisect-interaction", include_str!("../../scenarios/bisect-interaction.toml")),
+    ("sglang", include_str!("../../scenarios/sglang.toml")),
+    ("vllm", include_str!("../../scenarios/vllm.toml")),
+    ("trtllm", include_str!("../../scenarios/trtllm.toml")),
+    ("sglang-0.5.18-vs-0.5.19", include_str!("../../scenarios/sglang-0.5.18-vs-0.5.19.toml")),
 ];
 
 /// The matrix at the path `wanted`, or the shipped one of that name, with its scenario.
