@@ -1,0 +1,73 @@
+//! Bad input: a clear error with a cure and exit code 2, never a panic and never a default.
+
+use insta::assert_snapshot;
+
+use crate::context::TestContext;
+
+/// What a command says on stderr when it is used wrongly.
+fn complaint(context: &TestContext, arguments: &[&str]) -> String {
+    let ran = context.run(arguments);
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{}", ran.stderr);
+    ran.stderr.trim_end().to_owned()
+}
+
+#[test]
+fn files_name_their_line_and_the_nearest_key() {
+    let context = TestContext::new();
+    context.write("typo.toml", "name = \"x\"\nscenario = \"agentic\"\nsesions = 3\n");
+    assert_snapshot!(complaint(&context, &["matrix", "typo.toml"]).lines().next().unwrap(), @"error: typo.toml:3: unknown key `sesions`");
+    context.write("range.toml", "name = \"x\"\nrounds = [7, 3]\n");
+    assert_snapshot!(complaint(&context, &["run", "range.toml"]), @"error: range.toml:2: the range [7, 3] is empty");
+    context.write("share.toml", "name = \"x\"\nstream = 1.5\n");
+    assert_snapshot!(complaint(&context, &["run", "share.toml"]), @"error: share.toml: `stream` is 1.5, not a share between 0 and 1");
+    context.write("twins.toml", "name = \"x\"\nscenario = \"agentic\"\n[[arm]]\nname = \"a\"\n[[arm]]\nname = \"a\"\n");
+    assert_snapshot!(complaint(&context, &["matrix", "twins.toml"]), @"error: twins.toml: two arms are called `a`");
+    assert_snapshot!(complaint(&context, &["run", "nothing.toml"]), @r"
+    error: no such file: nothing.toml
+    hint: give a path, or one of: agentic, quick, gate, seed-table
+    ");
+}
+
+#[test]
+fn flags_that_make_no_sense_are_refused() {
+    let context = TestContext::new();
+    assert_snapshot!(complaint(&context, &["matrix", "quick", "--partition", "slice:5/4"]), @r"
+    error: `slice:5/4` is no partition
+    hint: write `slice:1/4`: part 1 of 4
+    ");
+    assert_snapshot!(complaint(&context, &["matrix", "quick", "--warmup", "3s"]), @r"
+    error: lockstep counts sessions: --duration, --warmup and --ramp go by time
+    hint: leave it out, or give --no-lockstep
+    ");
+    assert_snapshot!(complaint(&context, &["run", "agentic", "--arrival", "poisson"]), @r"
+    error: open arrivals need a rate
+    hint: give --rate, in sessions a second
+    ");
+    assert_snapshot!(complaint(&context, &["run", "agentic", "--extra-body", "[1]"]), @"error: --extra-body is no JSON object: invalid type: sequence, expected a map at line 1 column 0");
+    assert_snapshot!(complaint(&context, &["report", "."]), @r"
+    error: . is no result folder: it has no manifest.json
+    hint: give a folder that `run` or `matrix` wrote, for example results/…
+    ");
+    assert_snapshot!(complaint(&context, &["replay", "baseline-0-s001"]), @r"
+    error: no evidence is called `baseline-0-s001`
+    hint: give a folder below a result's evidence/, or a name that some result in results has
+    ");
+}
+
+#[test]
+fn a_dry_run_sends_nothing_and_prints_the_plan() {
+    let context = TestContext::new();
+    let ran = context.run(&["matrix", "seed-table", "--dry-run", "--json", "--seed", "a5652dd9"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let plan = ran.json();
+    assert_eq!(plan["arms"].as_array().unwrap().len(), 12);
+    assert_eq!(plan["arms"][7]["concurrency"], 1);
+    assert!(!context.path("results").exists());
+}
+
+#[test]
+fn git_bisect_gets_its_own_codes() {
+    let context = TestContext::new();
+    let ran = context.run(&["run", "agentic", "--base-url", "http://127.0.0.1:9", "--git-bisect-codes", "--quiet"]);
+    assert_eq!(ran.code, 125, "{}", ran.stderr);
+}

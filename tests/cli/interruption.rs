@@ -1,0 +1,106 @@
+//! Runs that do not get to their end.
+
+use std::time::Duration;
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    context::{Ran, TestContext, lines},
+    scripted::{Act, Scripted},
+};
+
+const LOAD: [&str; 12] = [
+    "run",
+    "agentic",
+    "--json",
+    "--quiet",
+    "--rounds",
+    "2",
+    "--sessions",
+    "6",
+    "--concurrency",
+    "2",
+    "--max-upper",
+    "0.5",
+];
+
+/// A server that answers six requests and then keeps everybody waiting.
+fn sticky() -> Scripted {
+    Scripted::start(|request| if request.number < 6 { Act::Answer(Duration::ZERO) } else { Act::Silence })
+}
+
+fn wait_for(server: &Scripted, requests: usize) {
+    for _ in 0..600 {
+        if server.requests() >= requests {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("the server saw {} requests", server.requests());
+}
+
+fn pid(child: &std::process::Child) -> Pid {
+    Pid::from_raw(child.id().try_into().unwrap())
+}
+
+#[test]
+fn an_interrupt_ends_the_run_at_once_with_what_there_is() {
+    let (context, server) = (TestContext::new(), sticky());
+    let child = context.start(&[&LOAD[..], &["--base-url", &server.url]].concat());
+    wait_for(&server, 8);
+    kill(pid(&child), Signal::SIGINT).unwrap();
+    // Both places wait for a server that stays silent for a minute.
+    let ran = Ran::of(&child.wait_with_output().unwrap());
+    let summary = ran.json();
+    assert_eq!((ran.code, summary["interrupted"].as_bool()), (3, Some(true)), "{}", ran.stderr);
+    assert_eq!(summary["arms"][0]["calls"].as_u64(), Some(6));
+    assert_eq!(lines(&context.result().join("calls.jsonl")).len(), 6);
+}
+
+#[test]
+fn a_killed_run_keeps_what_was_judged_and_goes_on_from_there() {
+    let (context, server) = (TestContext::new(), sticky());
+    let mut child = context.start(&[&LOAD[..], &["--base-url", &server.url, "--model", "m"]].concat());
+    wait_for(&server, 8);
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let result = context.result();
+    let name = result.to_str().unwrap();
+    let report = context.run(&["report", "--json", name]).json();
+    let judged = report["arms"][0]["sessions_judged"].as_u64().unwrap();
+    assert_eq!(report["arms"][0]["calls"].as_u64(), Some(6));
+    assert_eq!((judged, report["interrupted"].as_bool()), (2, Some(true)));
+
+    let healthy = Scripted::faithful();
+    let mut plan = LOAD.to_vec();
+    plan.extend(["--base-url", &healthy.url, "--model", "m", "--resume", name]);
+    let refused = context.run(&plan);
+    assert_eq!(refused.code, 2);
+    assert!(refused.stderr.contains("another plan"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_resumed_run_drives_what_is_left() {
+    let context = TestContext::new();
+    let slow = Scripted::start(|request| match request.number {
+        6 | 7 => Act::Silence,
+        _ => Act::Answer(Duration::ZERO),
+    });
+    let plan = [&LOAD[..], &["--base-url", &slow.url]].concat();
+    let mut child = context.start(&plan);
+    wait_for(&slow, 8);
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let name = context.result().to_str().unwrap().to_owned();
+    let ran = context.run(&[&plan[..], &["--resume", &name]].concat());
+    let summary = ran.json();
+    assert_eq!((ran.code, summary["arms"][0]["sessions_judged"].as_u64()), (0, Some(6)), "{}", ran.stderr);
+    // Two sessions were over; the four others were driven from their start.
+    assert_eq!(slow.requests(), 8 + 4 * 2);
+    assert_eq!(lines(&context.result().join("calls.jsonl")).len(), 12);
+}

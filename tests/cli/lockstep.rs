@@ -1,0 +1,55 @@
+//! The built-in engine under lockstep: a seed decides a whole run.
+
+use serde_json::Value;
+
+use crate::context::{TestContext, lines};
+
+const MATRIX: &str = r#"
+name = "twice"
+scenario = "agentic"
+sessions = 6
+concurrency = 4
+rounds = 2
+lockstep = true
+[gate]
+max_upper = 0.9
+[[arm]]
+name = "only"
+expect = "report"
+[arm.env]
+SGLANG_OPT_USE_MULTI_STREAM_OVERLAP = "0"
+"#;
+
+/// Everything that equal runs share.
+fn calls(context: &TestContext, seed: &str) -> Vec<Value> {
+    let ran = context.run(&["matrix", "twice.toml", "--seed", seed, "--json", "--quiet"]);
+    assert_eq!(ran.code, 0, "{}\n{}", ran.stderr, ran.stdout);
+    let mut calls = lines(&context.result().join("calls.jsonl"));
+    for call in &mut calls {
+        call.as_object_mut().unwrap().retain(|name, _| !name.ends_with("_ms") && !name.ends_with("_at"));
+    }
+    std::fs::remove_dir_all(context.path("results")).unwrap();
+    calls
+}
+
+#[test]
+fn two_runs_of_one_seed_are_equal_and_another_seed_differs() {
+    let context = TestContext::new();
+    context.write("twice.toml", MATRIX);
+    let first = calls(&context, "7");
+    assert_eq!(first.len(), 12);
+    assert!(first.iter().all(|call| call["verdict"] == "valid"), "{first:?}");
+    assert_eq!(first, calls(&context, "7"));
+    assert_ne!(first, calls(&context, "8"));
+}
+
+#[test]
+fn a_server_that_cannot_start_is_named_with_the_end_of_its_log() {
+    let context = TestContext::new();
+    let broken = MATRIX.replace("[arm.env]\n", "args = [\"--no-such-flag\"]\n[arm.env]\n");
+    context.write("twice.toml", &broken);
+    let ran = context.run(&["matrix", "twice.toml", "--json", "--quiet"]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert!(ran.stderr.contains("no-such-flag"), "{}", ran.stderr);
+    assert_eq!(ran.json()["arms"][0]["launches_failed"].as_u64(), Some(1));
+}

@@ -1,0 +1,91 @@
+//! The files of a result, and the commands that read them.
+
+use std::time::Duration;
+
+use crate::{
+    context::{TestContext, lines, read},
+    scripted::{Act, Scripted},
+};
+
+fn damaged(context: &TestContext) {
+    let server = Scripted::start(|request| match request.number {
+        2 => Act::Damage(|text| text.replacen("\"ref\": \"0-", "\"ref\": \"7-", 1)),
+        _ => Act::Answer(Duration::ZERO),
+    });
+    let ran = context.load(&server.url, &["--concurrency", "1", "--export-csv", "copy/arms.csv"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+}
+
+#[test]
+fn every_file_is_there_and_says_the_same() {
+    let context = TestContext::new();
+    damaged(&context);
+    let result = context.result();
+    let file = |name: &str| read(&result.join(name));
+    let calls = lines(&result.join("calls.jsonl"));
+    assert_eq!(calls.iter().filter(|call| call["verdict"] == "corrupted").count(), 1);
+    assert!(calls.iter().all(|call| call["nonce"].as_str().is_some_and(|nonce| nonce.len() == 8)));
+    let junit = file("junit.xml");
+    assert!(junit.contains("failures=\"1\"") && junit.contains("1 of 6 corrupted"), "{junit}");
+    assert!(file("summary.md").contains("| agentic | 1 | 6 | 1 |"), "{}", file("summary.md"));
+    assert!(file("report.html").contains("value_altered"));
+    assert!(file("latency.hlog").contains("Tag=agentic.0.e2el"));
+    assert_eq!(file("summary.csv"), read(&context.path("copy/arms.csv")));
+    let mut table = csv::Reader::from_reader(file("summary.csv").as_bytes().to_vec().leak() as &[u8]);
+    let headers = table.headers().unwrap().clone();
+    let row = table.records().next().unwrap().unwrap();
+    let cell = |name: &str| &row[headers.iter().position(|header| header == name).unwrap()];
+    assert_eq!((cell("sessions_corrupted"), cell("calls_corrupted"), cell("verdict")), ("1", "1", "fail"));
+}
+
+#[test]
+fn evidence_shows_where_the_texts_part_and_replays_offline() {
+    let context = TestContext::new();
+    damaged(&context);
+    let evidence = std::fs::read_dir(context.result().join("evidence")).unwrap().next().unwrap().unwrap().path();
+    let diff = read(&evidence.join("round-00-diff.txt"));
+    assert!(diff.contains("[-0-]{+7+}") && diff.contains("they part here"), "{diff}");
+    let name = evidence.file_name().unwrap().to_str().unwrap();
+    let ran = context.run(&["replay", name, "--recorded"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stdout.contains("value_altered"), "{}", ran.stdout);
+
+    let healthy = Scripted::faithful();
+    let again = context.run(&["replay", name, "--base-url", &healthy.url]);
+    assert_eq!(again.code, 0, "{}{}", again.stdout, again.stderr);
+    let sent = healthy.seen.lock().unwrap();
+    let recorded: serde_json::Value = serde_json::from_str(&read(&evidence.join("round-00-request.json"))).unwrap();
+    assert_eq!(sent[0].body, recorded);
+}
+
+#[test]
+fn a_report_is_a_function_of_the_journal() {
+    let context = TestContext::new();
+    damaged(&context);
+    let result = context.result();
+    let names =
+        ["summary.json", "summary.csv", "summary.md", "junit.xml", "report.html", "latency.hlog", "calls.jsonl"];
+    let before = names.map(|name| read(&result.join(name)));
+    names.iter().for_each(|name| std::fs::remove_file(result.join(name)).unwrap());
+    let ran = context.run(&["report", result.to_str().unwrap()]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    for (name, before) in names.iter().zip(before) {
+        let after = read(&result.join(name)).replace(result.to_str().unwrap(), "results");
+        let path = result.strip_prefix(context.path("")).unwrap().to_str().unwrap();
+        assert_eq!(after, before.replace(path, "results"), "{name}");
+    }
+    assert!(ran.stdout.contains("1 value_altered"), "{}", ran.stdout);
+    assert_eq!(context.run(&["gate", result.to_str().unwrap()]).code, 1);
+}
+
+#[test]
+fn history_lists_past_runs_by_arm() {
+    let context = TestContext::new();
+    damaged(&context);
+    damaged(&context);
+    let trends = context.run(&["history", "--json"]).json();
+    let points = trends["trends"][0]["points"].as_array().unwrap();
+    assert_eq!(points.len(), 2);
+    assert!(points.iter().all(|point| point["sessions_corrupted"] == 1));
+    assert_eq!(trends["trends"][0]["drifts"], false);
+}
