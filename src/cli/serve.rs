@@ -56,8 +56,9 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let address = SocketAddr::new(args.host, args.port);
     runtime.block_on(async {
         let server = Server::bind(address, engine, serving, configuration).await?;
+        let signals = signals()?;
         announce(console, &server, &args.model);
-        serve(server).await
+        serve(server, signals).await
     })?;
     Ok(exit::PASS)
 }
@@ -82,11 +83,8 @@ fn announce(console: Console, server: &Server, model: &str) {
 }
 
 /// The first signal drains, the second one ends.
-async fn serve(server: Server) -> Result<()> {
-    let (mut once, mut twice) = {
-        let signals = signals()?;
-        (signals.clone(), signals)
-    };
+async fn serve(server: Server, signals: watch::Receiver<u32>) -> Result<()> {
+    let (mut once, mut twice) = (signals.clone(), signals);
     tokio::select! {
         served = server.run(async move { let _ = once.wait_for(|signals| *signals >= 1).await; }) => served,
         _ = twice.wait_for(|signals| *signals >= 2) => Err(Error::incomplete("stopped before running requests had ended")),
