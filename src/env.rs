@@ -1,4 +1,25 @@
-//! Every environment variable that the product reads, in one registry; the only caller of `std::env::var`.
+//! Every environment variable that the product reads; the only caller of `std::env::var`.
+//!
+//! The engine's toggles have a registry of their own, `engine::toggles`, since each says how it is parsed;
+//! `docs/ENVIRONMENT.md` shows both.
+
+/// A variable that is read outside the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it does, in one sentence.
+    pub meaning: &'static str,
+}
+
+/// Every variable that is read outside the engine.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: "NO_COLOR", meaning: "when it is set and not empty, nothing is coloured unless --color always" },
+    Variable {
+        name: "PYTHONPATH",
+        meaning: "kept, behind the exporter's own folder, for the Python program whose graphs are captured",
+    },
+];
 
 /// Reads a variable of the process's environment; unset and non-Unicode values are `None`.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the process's environment")]

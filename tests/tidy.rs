@@ -194,3 +194,18 @@ fn unsafe_stays_where_it_is_explained() {
         assert!(!text.contains("#[allow(") && !text.contains("#![allow("), "{}: #[allow]", file.display());
     }
 }
+
+#[test]
+fn every_variable_that_is_read_is_registered() {
+    let mut read = Vec::new();
+    for file in sources(&root().join("src")) {
+        let text = fs::read_to_string(&file).unwrap();
+        for (at, opening) in text.match_indices("env::var(\"") {
+            read.push(text[at + opening.len()..].chars().take_while(|c| *c != '"').collect::<String>());
+        }
+    }
+    assert!(!read.is_empty(), "the reader of this test is broken");
+    let known = |name: &String| toolstorm::env::VARIABLES.iter().any(|variable| variable.name == name);
+    let unknown: Vec<_> = read.iter().filter(|name| !known(name)).collect();
+    assert!(unknown.is_empty(), "not in env::VARIABLES: {unknown:?}");
+}

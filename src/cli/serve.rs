@@ -1,11 +1,12 @@
 //! `toolstorm serve`: the built-in engine as an OpenAI-compatible server.
 
 use std::{
+    fmt::Write,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -16,9 +17,10 @@ use crate::{
         config::{Limits, Serving},
         gate::Gate,
         handle::Handle,
-        host::HostModel,
         lockstep::Lockstep,
+        model::Model,
         server::Server,
+        toggles::{Toggles, VARIABLES, Variable},
     },
     env,
     error::{Error, Result},
@@ -28,6 +30,7 @@ use crate::{
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = toggles_help())]
 pub(super) struct Args {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
@@ -38,16 +41,30 @@ pub(super) struct Args {
     /// Name under which the model is served
     #[arg(long, default_value = "toolstorm-copy", value_name = "NAME")]
     model: String,
+    /// Requests that may wait for a place in the batch; the next one is answered with 429
+    #[arg(long, default_value_t = 1024, value_name = "N")]
+    queue: usize,
+    /// Print every environment variable that is read, as Markdown, and serve nothing
+    #[arg(long)]
+    list_variables: bool,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    let limits = Limits::default();
-    let gate = announced()?.map(|lockstep| Gate::new(lockstep, Duration::from_secs(60)));
-    let configuration = json!({"limits": limits});
+    if args.list_variables {
+        console.say(variables_page().trim_end());
+        return Ok(exit::PASS);
+    }
+    let toggles = Toggles::resolve(env::all())?;
+    let limits = Limits::new(&toggles, args.queue);
+    let gate = toggles.lockstep.map(|size| {
+        let patience = Duration::from_secs(u64::from(toggles.lockstep_wait));
+        Gate::new(Lockstep::new(size.sessions, size.concurrency), patience)
+    });
+    let serving = Serving::new(&toggles, &args.model);
+    let configuration = json!({"variables": resolved(), "limits": limits, "serving": serving});
     let pages = limits.pages;
-    let engine = Handle::start(limits, gate, move || Ok(HostModel::new(pages)))?;
-    let serving = Serving { model: args.model.clone(), ..Serving::default() };
+    let engine = Handle::start(limits, gate, move || Model::new(&toggles, pages))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -63,16 +80,37 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     Ok(exit::PASS)
 }
 
-fn announced() -> Result<Option<Lockstep>> {
-    let Some(text) = env::var("TOOLSTORM_LOCKSTEP") else { return Ok(None) };
-    let (sessions, concurrency) = text.split_once(':').unwrap_or((&text, &text));
-    match (sessions.parse(), concurrency.parse()) {
-        (Ok(sessions), Ok(concurrency)) if sessions > 0 && concurrency > 0 => {
-            Ok(Some(Lockstep::new(sessions, concurrency)))
-        }
-        _ => Err(Error::usage(format!("TOOLSTORM_LOCKSTEP=`{text}` is no number of sessions"))
-            .hint("write the number of sessions, or sessions:concurrency, as in 80:64")),
+/// Every toggle's text: the environment's, or the default.
+fn resolved() -> Map<String, Value> {
+    let value = |name, default: &str| env::var(name).unwrap_or_else(|| default.to_owned());
+    VARIABLES.iter().map(|v| (v.name.to_owned(), value(v.name, v.default).into())).collect()
+}
+
+fn toggles_help() -> String {
+    let mut text = "The engine's toggles are environment variables:\n".to_owned();
+    for variable in VARIABLES {
+        let default = if variable.default.is_empty() { "unset" } else { variable.default };
+        let _ = write!(text, "\n  {} [{default}]\n      {}; takes {}", variable.name, variable.meaning, variable.takes);
     }
+    text
+}
+
+/// `docs/ENVIRONMENT.md`.
+fn variables_page() -> String {
+    let mut page = "# Environment variables\n\nWritten by `toolstorm serve --list-variables`; a test compares.\n\n\
+                    ## The engine's toggles\n\nRead once, when `toolstorm serve` starts. A value that its variable does not take, \
+                    and a variable that starts\nwith `TOOLSTORM_` and is not here, are errors. `GET /health` shows what \
+                    they resolved to.\n\n| variable | default | takes | meaning |\n|---|---|---|---|\n"
+        .to_owned();
+    for Variable { name, default, takes, meaning, .. } in VARIABLES {
+        let default = if default.is_empty() { "unset" } else { default };
+        let _ = writeln!(page, "| `{name}` | {default} | {takes} | {meaning} |");
+    }
+    page.push_str("\n## Outside the engine\n\n| variable | meaning |\n|---|---|\n");
+    for env::Variable { name, meaning } in env::VARIABLES {
+        let _ = writeln!(page, "| `{name}` | {meaning} |");
+    }
+    page
 }
 
 /// The one line on stdout, which tells whoever started the server where it is.
@@ -106,4 +144,22 @@ fn signals() -> Result<watch::Receiver<u32>> {
         }
     });
     Ok(counted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_variables_is_up_to_date() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/ENVIRONMENT.md")).unwrap();
+        let cure = "run `toolstorm serve --list-variables > docs/ENVIRONMENT.md`";
+        assert!(page == variables_page(), "docs/ENVIRONMENT.md is out of date: {cure}");
+    }
+
+    #[test]
+    fn help_lists_every_toggle() {
+        let help = toggles_help();
+        assert!(VARIABLES.iter().all(|variable| help.contains(variable.name)));
+    }
 }

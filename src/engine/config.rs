@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{cache::pages_for, scheduler};
+use super::{cache::pages_for, scheduler, toggles::Toggles};
 
 /// What bounds the engine's work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -37,6 +37,19 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// What the toggles say, with a queue of so many requests; under lockstep every session finds a place in it.
+    pub fn new(toggles: &Toggles, queue: usize) -> Self {
+        let sessions = toggles.lockstep.map_or(0, |size| size.sessions as usize);
+        Self {
+            max_batch: toggles.max_batch as usize,
+            max_context: toggles.max_context,
+            prefill_chunk: toggles.prefill_chunk,
+            pages: Self::pages_for_batch(toggles.max_batch as usize, toggles.max_context),
+            prefix_cache: toggles.prefix_cache,
+            queue: queue.max(sessions),
+        }
+    }
+
     /// Pages for a batch whose sequences have 8 k tokens each, and a quarter more for the prefix cache; at least one
     /// sequence of the longest context fits.
     pub fn pages_for_batch(max_batch: usize, max_context: u32) -> u32 {
@@ -73,6 +86,14 @@ pub struct Serving {
     pub body_patience: Duration,
     /// The longest wait for running requests when the server shuts down.
     pub drain_patience: Duration,
+}
+
+impl Serving {
+    /// What the toggles say, under a name for the model.
+    pub fn new(toggles: &Toggles, model: &str) -> Self {
+        let (sse_tokens, metrics) = (toggles.sse_tokens as usize, toggles.metrics);
+        Self { model: model.to_owned(), sse_tokens, metrics, ..Self::default() }
+    }
 }
 
 impl Default for Serving {

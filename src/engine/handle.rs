@@ -49,6 +49,7 @@ pub(super) struct Shared {
     pub(super) snapshot: Mutex<Snapshot>,
     pub(super) metrics: Metrics,
     pub(super) clock: Clock,
+    lockstep: bool,
     /// A clone lives as long as the worker's thread.
     life: Arc<()>,
 }
@@ -83,7 +84,7 @@ impl Handle {
     /// Starts a worker whose thread builds the model and owns it; returns when the model is ready.
     pub fn start<M: TokenModel>(
         limits: Limits,
-        lockstep: Option<Gate>,
+        gate: Option<Gate>,
         model: impl FnOnce() -> Result<M> + Send + 'static,
     ) -> Result<Self> {
         let (commands, inbox) = mpsc::channel();
@@ -95,6 +96,7 @@ impl Handle {
             snapshot: Mutex::default(),
             metrics: Metrics::new(),
             clock: Clock::start(),
+            lockstep: gate.is_some(),
             life: Arc::default(),
         });
         let life = Arc::clone(&shared.life);
@@ -104,7 +106,7 @@ impl Handle {
             .name("engine".into())
             .spawn(move || match model() {
                 Ok(model) => {
-                    let mut worker = Worker::new(model, lockstep, inbox, worker_side);
+                    let mut worker = Worker::new(model, gate, inbox, worker_side);
                     worker.publish();
                     let _ = ready.send(Ok(()));
                     worker.run();
@@ -157,6 +159,11 @@ impl Handle {
     /// Whether the worker was told to drain.
     pub fn is_draining(&self) -> bool {
         self.shared.draining.load(Ordering::Relaxed)
+    }
+
+    /// Whether the worker waits for announced sessions.
+    pub fn is_lockstep(&self) -> bool {
+        self.shared.lockstep
     }
 
     /// Whether the worker's thread runs.

@@ -85,8 +85,7 @@ struct Order {
 impl Order {
     fn read(headers: &HeaderMap, body: &[u8], app: &App) -> Result<Self, Refusal> {
         let place = place(headers)?;
-        let lockstep = app.engine.snapshot().lockstep.is_some();
-        if lockstep && place.is_none() {
+        if app.engine.is_lockstep() && place.is_none() {
             return Err(Refusal::field(SESSION, format!("under lockstep every request carries `{SESSION}`")));
         }
         let chat = ChatRequest::parse(body)?;
@@ -284,7 +283,7 @@ pub(super) async fn lockstep_end(State(app): State<Arc<App>>, request: Request) 
 }
 
 async fn announcement(app: &App, request: Request) -> Result<Value, Refusal> {
-    if app.engine.snapshot().lockstep.is_none() {
+    if !app.engine.is_lockstep() {
         return Err(no_lockstep());
     }
     let body = read(request.into_body(), app).await?;
