@@ -268,6 +268,11 @@ impl Device {
         self.inner.backend.borrow().replay_token()
     }
 
+    /// Start and end of each op of the last launch, virtual ns, in host order; empty without a virtual clock.
+    pub fn timeline(&self) -> Vec<(u64, u64)> {
+        self.inner.backend.borrow().timeline()
+    }
+
     /// Takes the race hits logged since the last call.
     pub fn drain_race_hits(&self) -> Vec<RaceHit> {
         std::mem::take(&mut self.inner.host.borrow_mut().hits)
@@ -431,5 +436,178 @@ impl Host {
             self.allocator.free(block.pool, block.address);
         }
         self.lifetimes.retain(|_, tracked| tracked.captured || !tracked.freed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use rand::RngExt;
+
+    use super::*;
+    use crate::{
+        device::{
+            Block,
+            kernel::Kernel,
+            sim::{Config, Kernels, Memory, Sim, Touch, View, Writes},
+        },
+        seed::Seed,
+    };
+
+    /// Kernels that do nothing.
+    struct Idle;
+
+    impl Kernels for Idle {
+        fn blocks(&self, _op: &Op, _memory: &Memory, out: &mut Vec<Block>) {
+            out.push(Block { index: 0, part: 0, bytes: 0, flops: 0 });
+        }
+
+        fn accesses(&self, _op: &Op, _block: &Block, _memory: &Memory, _visit: &mut dyn FnMut(Touch, Range<u64>)) {}
+
+        fn compute(&self, _op: &Op, _blocks: &[Block], _view: &View<'_>, _out: &mut Writes<'_>) {}
+    }
+
+    fn device() -> (Device, StreamId, StreamId) {
+        let device = Device::new(Box::new(Sim::new(Config::default(), Box::new(Idle))));
+        device.reserve(512 << 20).unwrap();
+        let streams = ["main", "side"].map(|name| device.stream(name).unwrap());
+        (device, streams[0], streams[1])
+    }
+
+    fn touch(tensor: &Tensor) -> Op {
+        Op { kernel: Kernel::Copy, reads: Vec::new(), writes: vec![tensor.operand(tensor.whole())], layer: None }
+    }
+
+    #[test]
+    fn the_last_clone_frees_at_once_and_the_owner_is_handed_the_bytes_again() {
+        let (device, main, side) = device();
+        let first = device.alloc(main, 1000, "first").unwrap();
+        let (clone, address) = (first.clone(), first.address());
+        drop(first);
+        assert_ne!(device.alloc(main, 1000, "while a clone lives").unwrap().address(), address);
+        drop(clone);
+        assert_ne!(device.alloc(side, 1000, "of another stream").unwrap().address(), address);
+        assert_eq!(device.alloc(main, 1000, "of its owner").unwrap().address(), address);
+    }
+
+    #[test]
+    fn edges_are_stream_order_and_waits_and_lifetimes_have_positions() {
+        let (device, main, side) = device();
+        let kept = device.alloc(main, 512, "kept").unwrap();
+        let pool = device.graph_pool();
+        device.begin_capture("small", main, pool).unwrap();
+        device.set_layer(Some(3));
+        device.enqueue(main, touch(&kept)).unwrap();
+        device.wait_stream(side, main).unwrap();
+        let brief = device.alloc(main, 512, "brief").unwrap();
+        device.enqueue(side, touch(&brief)).unwrap();
+        device.enqueue(main, touch(&kept)).unwrap();
+        drop(brief);
+        device.wait_stream(main, side).unwrap();
+        device.enqueue(main, touch(&kept)).unwrap();
+        let graph = device.end_capture().unwrap();
+        let trace = graph.trace();
+        assert_eq!(trace.edges, [(0, 1), (0, 2), (1, 3), (2, 3)]);
+        let spans: Vec<_> = trace.lifetimes.iter().map(|l| (&*l.name, l.allocated_at, l.freed_at, l.layer)).collect();
+        assert_eq!(spans, [("kept", None, None, None), ("brief", Some(1), Some(3), Some(3))]);
+        device.begin_capture("next", main, pool).unwrap();
+        device.enqueue(main, touch(&kept)).unwrap();
+        assert_eq!(device.end_capture().unwrap().trace().lifetimes.len(), 1, "only what this capture touched");
+    }
+
+    #[test]
+    fn what_a_capture_forbids_is_an_error_that_names_it() {
+        let (device, main, side) = device();
+        let before = device.alloc(main, 512, "before").unwrap();
+        let event = device.record(main).unwrap();
+        let pool = device.graph_pool();
+        device.begin_capture("strict", main, pool).unwrap();
+        let refused = |result: Result<()>, what: &str| {
+            let error = result.expect_err(what);
+            assert!(error.to_string().contains("strict"), "{what}: {error}");
+        };
+        refused(device.copy_in(before.address(), &[1]), "a host copy");
+        refused(device.copy_out(before.address(), &mut [0]), "a host copy");
+        refused(device.synchronize(), "a synchronisation");
+        refused(device.reserve(1 << 40), "arena growth by request");
+        refused(device.alloc(main, 1 << 40, "vast").map(drop), "arena growth by allocation");
+        refused(device.wait(side, event), "an event of before");
+        refused(device.enqueue(side, touch(&before)), "a stream that has not joined");
+        device.wait_stream(side, main).unwrap();
+        device.enqueue(side, touch(&before)).unwrap();
+        refused(device.end_capture().map(drop), "a stream left behind");
+        device.seal();
+        assert!(device.alloc(main, 1 << 40, "vast").is_err());
+        assert!(device.begin_capture("late", main, pool).is_err());
+    }
+
+    /// Bytes that may not be handed out, and until when.
+    #[derive(PartialEq, Clone, Copy)]
+    enum Until {
+        CaptureEnds,
+        DeviceIsIdle,
+    }
+
+    #[test]
+    fn recorded_streams_defer_the_free_and_nothing_else_does() {
+        let (device, main, side) = device();
+        let mut rng = Seed(4).fork("deferral").rng();
+        let pool = device.graph_pool();
+        let (mut live, mut barred): (Vec<Tensor>, Vec<(Range<u64>, Until)>) = Default::default();
+        let (mut capturing, mut deferrals, mut reuses) = (false, 0, 0);
+        let mut given: Vec<(Range<u64>, StreamId, bool)> = Vec::new();
+        for step in 0..20_000 {
+            match rng.random_range(0..20) {
+                0..9 if live.len() < 60 => {
+                    let stream = if rng.random_ratio(3, 4) { main } else { side };
+                    let tensor = device.alloc(stream, 512 * rng.random_range(1..200), "any").unwrap();
+                    let range = tensor.address()..tensor.address() + tensor.bytes();
+                    let meets = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+                    assert!(
+                        !live.iter().any(|t| meets(&(t.address()..t.address() + t.bytes()))),
+                        "overlaps a live one"
+                    );
+                    assert!(!barred.iter().any(|(other, _)| meets(other)), "step {step}: reused too early");
+                    let owners = given.iter().filter(|(other, ..)| meets(other));
+                    reuses += usize::from(owners.clone().count() > 0);
+                    assert!(owners.clone().all(|&(_, owner, private)| (owner, private) == (stream, capturing)));
+                    given.push((range, stream, capturing));
+                    live.push(tensor);
+                }
+                9..17 if !live.is_empty() => {
+                    let tensor = live.swap_remove(rng.random_range(0..live.len()));
+                    let user = if tensor.stream() == main { side } else { main };
+                    if rng.random_ratio(1, 2) {
+                        tensor.record_stream(user);
+                        let range = tensor.address()..tensor.address() + tensor.bytes();
+                        let until = if capturing { Until::CaptureEnds } else { Until::DeviceIsIdle };
+                        if !capturing {
+                            device.enqueue(user, touch(&tensor)).unwrap();
+                        }
+                        barred.push((range, until));
+                        deferrals += 1;
+                    }
+                }
+                17 if capturing => {
+                    device.wait_stream(main, side).unwrap();
+                    let _ = device.end_capture().unwrap();
+                    barred.retain(|(_, until)| *until != Until::CaptureEnds);
+                    capturing = false;
+                }
+                18 if !capturing => {
+                    device.begin_capture("random", main, pool).unwrap();
+                    device.wait_stream(side, main).unwrap();
+                    barred.retain(|(_, until)| *until != Until::DeviceIsIdle);
+                    capturing = true;
+                }
+                19 if !capturing => {
+                    device.synchronize().unwrap();
+                    barred.retain(|(_, until)| *until != Until::DeviceIsIdle);
+                }
+                _ => {}
+            }
+        }
+        assert!(deferrals > 500 && reuses > 1000, "{deferrals} deferrals, {reuses} reuses");
     }
 }

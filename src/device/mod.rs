@@ -106,6 +106,11 @@ pub trait Backend {
         None
     }
 
+    /// Start and end of each op of the last launch, virtual ns, in host order; empty without a virtual clock.
+    fn timeline(&self) -> Vec<(u64, u64)> {
+        Vec::new()
+    }
+
     /// Takes the race hits logged since the last call; only the virtual GPU can know them.
     fn drain_race_hits(&mut self) -> Vec<sim::RaceHit> {
         Vec::new()

@@ -19,6 +19,15 @@ pub const GRAPH_LAUNCH_NS: u64 = 6000;
 /// the indexer's chain is sometimes used up.
 pub const JITTER_SIGMA: f64 = 0.15;
 
+/// One block's share of memory traffic, B/ns: few blocks run at small batches and leave most of 4.8 TB/s to each.
+const BYTES_PER_NS: f64 = 60.0;
+
+/// One block's share of dense bf16 arithmetic, FLOP/ns: half a multiprocessor's 990 TFLOP/s / 132.
+const BF16_PER_NS: f64 = 3750.0;
+
+/// The same in e4m3.
+const FP8_PER_NS: f64 = 7500.0;
+
 /// How fast one block of a kernel works.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
@@ -31,18 +40,43 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// One block's share of memory traffic: 60 B/ns, since small batches leave most of 4.8 TB/s to few blocks.
-    const BYTE_NS: f64 = 1.0 / 60.0;
-    /// One block's share of the arithmetic: half a multiprocessor's dense bf16 rate, 990 TFLOP/s / 264.
-    const FLOP_NS: f64 = 1.0 / 3750.0;
+    const fn bf16(floor_ns: f64) -> Self {
+        Self { floor_ns, byte_ns: 1.0 / BYTES_PER_NS, flop_ns: 1.0 / BF16_PER_NS }
+    }
 
-    /// The rate of `kernel`.
+    const fn fp8(floor_ns: f64) -> Self {
+        Self { floor_ns, byte_ns: 1.0 / BYTES_PER_NS, flop_ns: 1.0 / FP8_PER_NS }
+    }
+
+    /// A block that stands for `ways` blocks sharing one sum.
+    const fn split(self, ways: f64) -> Self {
+        Self { floor_ns: self.floor_ns, byte_ns: self.byte_ns / ways, flop_ns: self.flop_ns / ways }
+    }
+
+    /// The rate of `kernel`. Floors are what launches of one row take on the machine: prologue, dependent loads, and for
+    /// norms and scales a reduction across the block.
     pub fn of(kernel: &Kernel) -> Self {
-        let floor_ns = match kernel.name() {
-            "copy" => 500.0,
-            _ => 800.0,
-        };
-        Self { floor_ns, byte_ns: Self::BYTE_NS, flop_ns: Self::FLOP_NS }
+        match kernel.name() {
+            "copy" => Self::bf16(500.0),
+            "embed" => Self::bf16(800.0),
+            // One reduction a row.
+            "rms_norm" | "q_norm" | "final_norm" | "quantise" => Self::bf16(1200.0),
+            // Pages are found through two dependent loads.
+            "kv_store" | "index_store" | "core_store" => Self::bf16(1600.0),
+            // Sines and cosines.
+            "index_rope" | "q_rope" => Self::bf16(1100.0),
+            "wqkv_a" => Self::bf16(1700.0),
+            "index_compress" | "core_compress" => Self::bf16(1200.0),
+            // 64 columns would leave the machine idle: such products split the inner dimension.
+            "weights_proj" => Self::bf16(1000.0).split(16.0),
+            "wq_b" | "wq_b_idx" => Self::fp8(800.0),
+            "logits" | "logits_fallback" => Self::bf16(500.0),
+            // Several passes over a row with block-wide counts between them.
+            "topk_select" => Self::bf16(1800.0),
+            "topk_finalise" => Self::bf16(1500.0),
+            "head" => Self::bf16(800.0).split(64.0),
+            _ => Self::bf16(800.0),
+        }
     }
 
     /// Duration of `block` before jitter, ns: the roofline above a floor.

@@ -287,6 +287,10 @@ impl Backend for Sim {
         std::mem::take(&mut self.hits)
     }
 
+    fn timeline(&self) -> Vec<(u64, u64)> {
+        self.timing.op_start.iter().copied().zip(self.timing.op_end.iter().copied()).collect()
+    }
+
     fn replay_token(&self) -> Option<String> {
         self.token.as_ref().map(Token::to_string)
     }

@@ -96,6 +96,10 @@ impl Backend for Rerun {
         self.first.stats()
     }
 
+    fn timeline(&self) -> Vec<(u64, u64)> {
+        self.first.timeline()
+    }
+
     fn replay_token(&self) -> Option<String> {
         self.first.replay_token()
     }
