@@ -57,20 +57,19 @@ impl Rate {
     /// norms and scales a reduction across the block.
     pub fn of(kernel: &Kernel) -> Self {
         match kernel.name() {
-            "copy" => Self::bf16(500.0),
-            "embed" => Self::bf16(800.0),
-            // One reduction a row.
-            "rms_norm" | "q_norm" | "final_norm" | "quantise" => Self::bf16(1200.0),
+            "copy" | "logits" | "logits_fallback" => Self::bf16(500.0),
+            // One reduction a row; for compressors, the rest of a long inner loop's prologue.
+            "rms_norm" | "q_norm" | "final_norm" | "quantise" | "index_compress" | "core_compress" => {
+                Self::bf16(1200.0)
+            }
             // Pages are found through two dependent loads.
             "kv_store" | "index_store" | "core_store" => Self::bf16(1600.0),
             // Sines and cosines.
             "index_rope" | "q_rope" => Self::bf16(1100.0),
             "wqkv_a" => Self::bf16(1700.0),
-            "index_compress" | "core_compress" => Self::bf16(1200.0),
             // 64 columns would leave the machine idle: such products split the inner dimension.
             "weights_proj" => Self::bf16(1000.0).split(16.0),
             "wq_b" | "wq_b_idx" => Self::fp8(800.0),
-            "logits" | "logits_fallback" => Self::bf16(500.0),
             // Several passes over a row with block-wide counts between them.
             "topk_select" => Self::bf16(1800.0),
             "topk_finalise" => Self::bf16(1500.0),
