@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, rc::Rc};
 
 use super::{
-    Kernels, Memory, RaceHit, Stats, cost,
+    Kernels, Memory, RaceHit, Stats,
+    cost::CostModel,
     data::{Data, Machine},
     order::{Order, Schedule},
     plan::Plan,
@@ -25,6 +26,8 @@ pub struct Config {
     pub schedule: Schedule,
     /// Number of the first launch; the draw of a launch depends on its number alone.
     pub first_launch: u64,
+    /// What blocks, launches and edges cost.
+    pub cost: CostModel,
     /// Executes every op block by block, every read in slices, whether anything overlaps or not. Slow; the same bytes.
     pub full: bool,
 }
@@ -72,18 +75,18 @@ impl Queue {
         self.ops.is_empty() && self.sole.is_none()
     }
 
-    fn enqueue(&mut self, stream: StreamId, op: Op) {
+    fn enqueue(&mut self, stream: StreamId, op: Op, cost: &CostModel) {
         let position = self.ops.len() as u32;
         let frontier = self.frontiers.entry(stream).or_default();
         self.edges.extend(frontier.drain(..).map(|earlier| (earlier, position)));
         frontier.push(position);
         self.ops.push((op, stream));
         self.launched_at.push(self.host_ns);
-        self.host_ns += cost::EAGER_LAUNCH_NS;
+        self.host_ns += cost.eager_launch_ns;
     }
 
     /// Appends a graph's ops: its first ones follow what `stream` held, and what comes next on `stream` follows all.
-    fn append(&mut self, graph: &CapturedGraph, stream: StreamId) {
+    fn append(&mut self, graph: &CapturedGraph, stream: StreamId, cost: &CostModel) {
         let base = self.ops.len() as u32;
         let before = self.frontiers.remove(&stream).unwrap_or_default();
         let mut has = vec![(false, false); graph.ops.len()];
@@ -105,7 +108,7 @@ impl Queue {
         self.frontiers.insert(stream, if last.is_empty() { before } else { last });
         self.ops.extend(graph.ops.iter().cloned());
         self.launched_at.resize(self.ops.len(), self.host_ns);
-        self.host_ns += cost::GRAPH_LAUNCH_NS;
+        self.host_ns += cost.graph_launch_ns;
     }
 }
 
@@ -117,7 +120,6 @@ impl Sim {
         let data = Data::new(config.full);
         Self {
             launches: config.first_launch,
-            config,
             kernels,
             memory: Memory::new(0),
             weights: Vec::new(),
@@ -126,18 +128,19 @@ impl Sim {
             queue: Queue::default(),
             order,
             seed,
-            timing: Timing::default(),
+            timing: Timing::new(config.cost.clone()),
             data,
             stats: Stats::default(),
             hits: Vec::new(),
             token: None,
+            config,
         }
     }
 
     /// Puts a lone launched graph into the queue as ops, before something else joins it.
     fn flatten(&mut self) {
         if let Some((graph, stream)) = self.queue.sole.take() {
-            self.queue.append(&self.graphs[&graph].trace, stream);
+            self.queue.append(&self.graphs[&graph].trace, stream, &self.config.cost);
         }
     }
 
@@ -197,7 +200,7 @@ impl Backend for Sim {
     fn enqueue(&mut self, stream: StreamId, op: &Op) -> Result<()> {
         if !self.capturing {
             self.flatten();
-            self.queue.enqueue(stream, op.clone());
+            self.queue.enqueue(stream, op.clone(), &self.config.cost);
         }
         Ok(())
     }
@@ -237,7 +240,7 @@ impl Backend for Sim {
 
     fn end_capture(&mut self, id: GraphId, graph: &CapturedGraph) -> Result<()> {
         self.capturing = false;
-        let plan = Rc::new(Plan::new(graph.ops.clone(), &graph.edges, vec![0; graph.ops.len()]));
+        let plan = Rc::new(Plan::new(graph.ops.clone(), &graph.edges, vec![0; graph.ops.len()], &self.config.cost));
         self.graphs.insert(id, Captured { trace: graph.clone(), plan });
         Ok(())
     }
@@ -247,7 +250,7 @@ impl Backend for Sim {
             self.queue.sole = Some((graph, stream));
         } else {
             self.flatten();
-            self.queue.append(&self.graphs[&graph].trace, stream);
+            self.queue.append(&self.graphs[&graph].trace, stream, &self.config.cost);
         }
         Ok(())
     }
@@ -264,7 +267,7 @@ impl Backend for Sim {
             let mut edges = queue.edges;
             edges.sort_unstable();
             edges.dedup();
-            Rc::new(Plan::new(queue.ops, &edges, queue.launched_at))
+            Rc::new(Plan::new(queue.ops, &edges, queue.launched_at, &self.config.cost))
         };
         self.run(&plan)
     }

@@ -31,6 +31,7 @@ mod timing;
 pub mod token;
 mod watch;
 
+pub use cost::CostModel;
 pub use gpu::{Config, Sim};
 pub use memory::{Memory, View, Writes};
 pub use order::Schedule;

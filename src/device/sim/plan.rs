@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::cost::Rate;
+use super::cost::{CostModel, Rate};
 use crate::device::{Op, Operand, StreamId};
 
 /// A program of ops with everything that does not depend on a launch's data or draw.
@@ -33,9 +33,9 @@ pub(crate) struct Race {
 
 impl Plan {
     /// `edges` are direct, `(earlier, later)`, sorted, without duplicates.
-    pub(crate) fn new(ops: Vec<(Op, StreamId)>, edges: &[(u32, u32)], launched_at: Vec<u64>) -> Self {
+    pub(crate) fn new(ops: Vec<(Op, StreamId)>, edges: &[(u32, u32)], launched_at: Vec<u64>, cost: &CostModel) -> Self {
         let (ops, streams): (Vec<Op>, Vec<StreamId>) = ops.into_iter().unzip();
-        let rates = ops.iter().map(|op| Rate::of(&op.kernel)).collect();
+        let rates = ops.iter().map(|op| cost.rate(&op.kernel)).collect();
         let mut plan = Self { launched_at, rates, indegree: vec![0; ops.len()], ops, streams, ..Self::default() };
         plan.link(edges);
         if plan.streams.iter().any(|stream| *stream != plan.streams[0]) {

@@ -340,7 +340,7 @@ fn eager_launches_are_spaced_by_the_host_and_overlap_is_counted() {
         device.stats()
     };
     let quick = run(2, 1);
-    assert!(quick.total_ns > 5 * super::cost::EAGER_LAUNCH_NS, "{quick:?}");
+    assert!(quick.total_ns > 5 * super::CostModel::default().eager_launch_ns, "{quick:?}");
     assert_eq!(quick.overlap_ns, 0, "launch gaps hide the overlap of short ops");
     assert_eq!(run(1, 200).overlap_ns, 0, "one stream never overlaps");
     let slow = run(2, 200);

@@ -9,12 +9,13 @@ use rand::distr::Distribution;
 use rand_distr::StandardNormal;
 use rand_pcg::Pcg64Mcg;
 
-use super::{Stats, cost, order::Order, plan::Plan};
+use super::{Stats, cost::CostModel, order::Order, plan::Plan};
 use crate::device::Block;
 
 /// The schedule of one launch, and the space in which it is worked out.
 #[derive(Default)]
 pub(crate) struct Timing {
+    cost: CostModel,
     /// Blocks of all ops, op by op.
     pub(crate) blocks: Vec<Block>,
     /// For each op, its first block; one more entry ends the last op.
@@ -39,6 +40,10 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
+    pub(crate) fn new(cost: CostModel) -> Self {
+        Self { cost, ..Self::default() }
+    }
+
     pub(crate) fn blocks_of(&self, op: u32) -> std::ops::Range<usize> {
         self.first_block[op as usize] as usize..self.first_block[op as usize + 1] as usize
     }
@@ -79,7 +84,7 @@ impl Timing {
         for (op, rate) in plan.rates.iter().enumerate() {
             for block in &self.blocks[self.first_block[op] as usize..self.first_block[op + 1] as usize] {
                 let normal: f64 = StandardNormal.sample(rng);
-                let jitter = (normal * cost::JITTER_SIGMA).exp();
+                let jitter = (normal * self.cost.jitter_sigma).exp();
                 self.duration.push((rate.duration_ns(block) * jitter).max(1.0) as u64);
             }
         }
@@ -130,7 +135,7 @@ impl Timing {
     }
 
     fn fill_slots(&mut self, now: u64) {
-        while self.running.len() < cost::SLOTS {
+        while self.running.len() < self.cost.slots {
             let Some((op, block)) = next_block(&mut self.queue, &self.first_block) else { return };
             let end = begin_block(&mut self.start, &mut self.end, &self.duration, block, now);
             let first = &mut self.op_start[op as usize];
@@ -144,7 +149,7 @@ impl Timing {
         for &later in plan.successors(op) {
             self.waiting[later as usize] -= 1;
             if self.waiting[later as usize] == 0 {
-                self.make_ready(plan, order, later, now + cost::NODE_LATENCY_NS);
+                self.make_ready(plan, order, later, now + self.cost.node_latency_ns);
             }
         }
     }
@@ -159,7 +164,7 @@ impl Timing {
         let mut now = 0;
         while !self.eligible.is_empty() {
             let op = self.eligible.remove(order.pick(&self.eligible));
-            now = (now + cost::NODE_LATENCY_NS).max(plan.launched_at[op as usize]);
+            now = (now + self.cost.node_latency_ns).max(plan.launched_at[op as usize]);
             self.op_start[op as usize] = now;
             self.queue.clear();
             if self.left[op as usize] > 0 {
