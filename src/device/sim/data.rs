@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     Kernels, Memory, Touch, View, Writes,
+    journal::{Journal, Moment},
     memory::{Overlay, Scratch},
     plan::{Plan, Race},
     race::RaceHit,
@@ -45,6 +46,7 @@ pub(crate) struct Data {
     overlay_of: Vec<u32>,
     scratch: Scratch,
     watch: Watch,
+    journal: Journal,
 }
 
 /// Something that happens to memory. The order of fields is the order of events.
@@ -66,6 +68,7 @@ impl Data {
     /// overlap.
     pub(crate) fn run(&mut self, machine: &mut Machine<'_>, launch: u64, hits: &mut Vec<RaceHit>) -> u64 {
         self.watch.begin(machine.plan, machine.timing);
+        self.journal.clear();
         self.find_overlaps(machine.plan, machine.timing);
         self.list_events(machine.plan, machine.timing);
         self.overlay_of.clear();
@@ -75,6 +78,7 @@ impl Data {
             match (event.block, event.phase) {
                 (WHOLE, _) => self.execute_whole(machine, event),
                 (_, COMMIT) => self.commit(machine, event),
+                (_, 0) => self.begin_block(machine, event),
                 _ => self.read_slice(machine, event),
             }
         }
@@ -113,9 +117,9 @@ impl Data {
             for block in blocks {
                 let (start, end) = (timing.start[block], timing.end[block]);
                 let block = block as u32;
-                for slice in 0..SLICES {
-                    let time = start + (end - start) * slice / (SLICES - 1);
-                    self.events.push(Event { time, op, block, phase: slice as u32 });
+                let listed = if self.full { SLICES } else { 1 };
+                for slice in 0..listed {
+                    self.events.push(Event { time: slice_time(start, end, slice), op, block, phase: slice as u32 });
                 }
                 self.events.push(Event { time: end, op, block, phase: COMMIT });
             }
@@ -139,15 +143,54 @@ impl Data {
         }
         let view = View::new(op, machine.memory, machine.weights);
         machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, &mut self.scratch));
-        self.write_back(machine, Access { op: event.op, row: 0, at_ns: event.time });
+        self.write_back(machine, event, 0);
     }
 
+    fn begin_block(&mut self, machine: &mut Machine<'_>, event: &Event) {
+        let Event { time, op, block, .. } = *event;
+        let access = Access { op, row: machine.timing.blocks[block as usize].index, at_ns: time };
+        let at = self.idle.pop().unwrap_or_else(|| {
+            self.overlays.push(Overlay::default());
+            self.overlays.len() as u32 - 1
+        });
+        self.overlay_of[block as usize] = at;
+        let overlay = &mut self.overlays[at as usize];
+        let (full, hot) = (self.full, &self.hot[op as usize]);
+        let (watch, memory) = (&mut self.watch, &*machine.memory);
+        overlay.begin(full, self.journal.len(), memory);
+        let tracks = watch.tracks(op);
+        machine.kernels.accesses(
+            &machine.plan.ops[op as usize],
+            &machine.timing.blocks[block as usize],
+            memory,
+            &mut |touch, range| {
+                if touch == Touch::Write || range.is_empty() {
+                    return;
+                }
+                let watched = tracks && watch.touches(&range);
+                let hot = watched || hot.iter().any(|hot| hot.start < range.end && range.start < hot.end);
+                match touch {
+                    Touch::Index if full || hot => {
+                        if watched {
+                            watch.read(machine.plan, access, range.start, memory.bytes(range.clone()));
+                        }
+                        overlay.add_read(memory, range);
+                    }
+                    Touch::Read if full => overlay.add(range),
+                    Touch::Read => overlay.note(range, hot),
+                    _ => {}
+                }
+            },
+        );
+        if full {
+            self.read_slice(machine, event);
+        }
+    }
+
+    /// One slice of a block, when it is due: what [`Overlay::settle`] must agree with.
     fn read_slice(&mut self, machine: &mut Machine<'_>, event: &Event) {
         let Event { time, op, block, phase } = *event;
         let access = Access { op, row: machine.timing.blocks[block as usize].index, at_ns: time };
-        if phase == 0 {
-            self.begin_block(machine, access, block);
-        }
         let overlay = &mut self.overlays[self.overlay_of[block as usize] as usize];
         let (watch, memory) = (&mut self.watch, &*machine.memory);
         let tracks = watch.tracks(op);
@@ -158,57 +201,53 @@ impl Data {
         });
     }
 
-    fn begin_block(&mut self, machine: &Machine<'_>, access: Access, block: u32) {
-        let at = self.idle.pop().unwrap_or_else(|| {
-            self.overlays.push(Overlay::default());
-            self.overlays.len() as u32 - 1
-        });
-        self.overlay_of[block as usize] = at;
-        let overlay = &mut self.overlays[at as usize];
-        overlay.clear(self.full);
-        let (full, hot) = (self.full, &self.hot[access.op as usize]);
-        let (watch, memory) = (&mut self.watch, &*machine.memory);
-        let tracks = watch.tracks(access.op);
-        machine.kernels.accesses(
-            &machine.plan.ops[access.op as usize],
-            &machine.timing.blocks[block as usize],
-            memory,
-            &mut |touch, range| {
-                let watched = tracks && watch.touches(&range);
-                let hot = full || watched || hot.iter().any(|hot| hot.start < range.end && range.start < hot.end);
-                match touch {
-                    Touch::Index if hot && !range.is_empty() => {
-                        if watched {
-                            watch.read(machine.plan, access, range.start, memory.bytes(range.clone()));
-                        }
-                        overlay.add_read(memory, range);
-                    }
-                    Touch::Read if !range.is_empty() => overlay.add(range, hot),
-                    _ => {}
-                }
-            },
-        );
-    }
-
     fn commit(&mut self, machine: &mut Machine<'_>, event: &Event) {
-        let overlay = self.overlay_of[event.block as usize];
-        let op = &machine.plan.ops[event.op as usize];
+        let Event { time, op, block, .. } = *event;
+        let overlay = self.overlay_of[block as usize];
+        let blocks = &machine.timing.blocks[block as usize..=block as usize];
+        if !self.full {
+            let (start, end) = (machine.timing.start[block as usize], machine.timing.end[block as usize]);
+            let slices: [Moment; SLICES as usize] =
+                std::array::from_fn(|slice| (slice_time(start, end, slice as u64), op, block));
+            let (watch, memory, journal) = (&mut self.watch, &*machine.memory, &self.journal);
+            let tracks = watch.tracks(op);
+            let access = Access { op, row: blocks[0].index, at_ns: time };
+            self.overlays[overlay as usize].settle(memory, journal, &slices, |from, bytes, position| match position {
+                _ if !tracks => {}
+                None => watch.read(machine.plan, access, from, bytes),
+                Some(position) => {
+                    watch.read_before(machine.plan, access, (from, bytes), (journal, memory, position));
+                }
+            });
+        }
+        let op = &machine.plan.ops[op as usize];
         let view = View::through(op, machine.memory, machine.weights, &self.overlays[overlay as usize]);
-        let block = &machine.timing.blocks[event.block as usize..=event.block as usize];
-        machine.kernels.compute(op, block, &view, &mut Writes::new(op, &mut self.scratch));
-        self.write_back(machine, Access { op: event.op, row: block[0].index, at_ns: event.time });
+        machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, &mut self.scratch));
+        self.write_back(machine, event, blocks[0].index);
         self.idle.push(overlay);
     }
 
-    fn write_back(&mut self, machine: &mut Machine<'_>, access: Access) {
-        let tracks = self.watch.tracks(access.op);
+    fn write_back(&mut self, machine: &mut Machine<'_>, event: &Event, row: u32) {
+        let access = Access { op: event.op, row, at_ns: event.time };
+        let (tracks, journals) = (self.watch.tracks(event.op), self.overlapping > 0 && !self.full);
+        let (watch, journal) = (&mut self.watch, &mut self.journal);
         for (range, bytes) in self.scratch.iter() {
+            let old = machine.memory.bytes(range.clone());
+            if journals && (tracks || self.sliced[event.op as usize]) {
+                let moment = (event.time, event.op, event.block);
+                journal.record(moment, range.clone(), old, watch.tags(), watch.places(range));
+            }
             if tracks {
-                self.watch.write(access, range.start, machine.memory.bytes(range.clone()), bytes);
+                watch.write(access, range.start, old, bytes);
             }
             machine.memory.write(range.start, bytes);
         }
     }
+}
+
+/// When slice `slice` of a block is due: the first at its start, the last at its end.
+fn slice_time(start: u64, end: u64, slice: u64) -> u64 {
+    start + (end - start) * slice / (SLICES - 1)
 }
 
 /// True where both ops of a race ran at the same time, ends included.

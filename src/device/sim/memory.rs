@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytemuck::{AnyBitPattern, NoUninit};
 
+use super::journal::{Journal, Moment};
 use crate::device::{Op, SparseWeight, WeightId};
 
 /// Bytes that share one write stamp.
@@ -69,6 +70,11 @@ impl Memory {
     pub fn stamp(&self, range: &Range<u64>) -> u64 {
         let chunks = (range.start / STAMP_BYTES) as usize..range.end.div_ceil(STAMP_BYTES) as usize;
         self.stamps[chunks].iter().copied().max().unwrap_or(0)
+    }
+
+    /// The stamp of the last write.
+    pub(crate) fn clock(&self) -> u64 {
+        self.clock
     }
 
     fn stamp_writes(&mut self, range: &Range<u64>) {
@@ -143,6 +149,11 @@ pub(crate) struct Overlay {
     /// Length of all that is read in slices, and where its last range ends.
     length: u64,
     last_end: u64,
+    /// Ranges that are read in slices and may have been written meanwhile, with their places.
+    noted: Vec<(Range<u64>, u64)>,
+    /// The journal's length and memory's clock when the block began.
+    begun: usize,
+    clock: u64,
     /// Nothing but what is held may be read.
     strict: bool,
 }
@@ -160,20 +171,62 @@ struct Held {
 const CUT_BYTES: u64 = 128;
 
 impl Overlay {
-    pub(crate) fn clear(&mut self, strict: bool) {
+    /// Begins a block, after the journal's first `begun` writes.
+    pub(crate) fn begin(&mut self, strict: bool, begun: usize, memory: &Memory) {
         self.held.clear();
+        self.noted.clear();
         (self.used, self.at_once, self.length, self.last_end, self.strict) = (0, 0, 0, u64::MAX, strict);
+        (self.begun, self.clock) = (begun, memory.clock());
     }
 
-    /// Adds a range that is yet to be read; its bytes are kept if `hold`.
-    pub(crate) fn add(&mut self, range: Range<u64>, hold: bool) {
+    /// Adds a range that is read in slices; [`Overlay::settle`] finds out what the slices saw if `hot`.
+    pub(crate) fn note(&mut self, range: Range<u64>, hot: bool) {
         let adjoins = range.start == self.last_end;
-        let place = if adjoins { self.length } else { aligned(self.length, range.start) };
-        self.length = place + range.end - range.start;
-        self.last_end = range.end;
-        if !hold {
-            return;
+        let place = self.place(&range);
+        match self.noted.last_mut() {
+            Some((last, _)) if hot && adjoins && last.end == range.start => last.end = range.end,
+            _ if hot => self.noted.push((range, place)),
+            _ => {}
         }
+    }
+
+    /// Holds what the slices saw of each noted range that was written since the block began. `visit` gets each noted range,
+    /// or each slice of it, with its bytes and, if it was written since, the slice's place in the journal.
+    pub(crate) fn settle(
+        &mut self,
+        memory: &Memory,
+        journal: &Journal,
+        slices: &[Moment],
+        mut visit: impl FnMut(u64, &[u8], Option<usize>),
+    ) {
+        let noted = std::mem::take(&mut self.noted);
+        for (range, place) in &noted {
+            if memory.stamp(range) <= self.clock {
+                visit(range.start, memory.bytes(range.clone()), None);
+                continue;
+            }
+            self.hold(range.clone(), *place);
+            let at = self.held[self.held.len() - 1].at;
+            for (slice, moment) in (0..).zip(slices) {
+                let (from, to) = (self.cut(slice, slices.len() as u64), self.cut(slice + 1, slices.len() as u64));
+                let (start, end) = (from.max(*place), to.min(place + range.end - range.start));
+                if start < end {
+                    let position = journal.before(*moment, self.begun);
+                    let source = range.start + start - place..range.start + end - place;
+                    let target = (at + start - place) as usize..(at + end - place) as usize;
+                    let bytes = &mut bytemuck::cast_slice_mut(&mut self.words)[target];
+                    journal.as_of(memory, &source, position, bytes);
+                    visit(source.start, bytes, Some(position));
+                }
+            }
+        }
+        self.noted = noted;
+    }
+
+    /// Adds a range that is yet to be read.
+    pub(crate) fn add(&mut self, range: Range<u64>) {
+        let adjoins = range.start == self.last_end;
+        let place = self.place(&range);
         match self.held[self.at_once..].last_mut() {
             Some(last) if adjoins && last.range.end == range.start => {
                 self.used += range.end - range.start;
@@ -194,6 +247,20 @@ impl Overlay {
         bytes[start..self.used as usize].copy_from_slice(memory.bytes(range));
     }
 
+    /// Lays a range behind all others that are read in slices.
+    fn place(&mut self, range: &Range<u64>) -> u64 {
+        let adjoins = range.start == self.last_end;
+        let place = if adjoins { self.length } else { aligned(self.length, range.start) };
+        self.length = place + range.end - range.start;
+        self.last_end = range.end;
+        place
+    }
+
+    /// Where slice `slice` of `slices` begins.
+    fn cut(&self, slice: u64, slices: u64) -> u64 {
+        if slice == slices { self.length } else { self.length * slice / slices / CUT_BYTES * CUT_BYTES }
+    }
+
     fn hold(&mut self, range: Range<u64>, place: u64) {
         let at = aligned(self.used, range.start);
         self.used = at + range.end - range.start;
@@ -210,10 +277,7 @@ impl Overlay {
 
     /// Reads slice `slice` of `slices` of everything added, calling `visit` with each range read.
     pub(crate) fn read(&mut self, memory: &Memory, slice: u64, slices: u64, mut visit: impl FnMut(Range<u64>)) {
-        let cut = |slice: u64| {
-            if slice == slices { self.length } else { self.length * slice / slices / CUT_BYTES * CUT_BYTES }
-        };
-        let (from, to) = (cut(slice), cut(slice + 1));
+        let (from, to) = (self.cut(slice, slices), self.cut(slice + 1, slices));
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
         for Held { range, at, place } in &self.held[self.at_once..] {
             let (start, end) = (from.max(*place), to.min(place + range.end - range.start));

@@ -18,6 +18,7 @@
 pub mod cost;
 mod data;
 mod gpu;
+mod journal;
 pub mod memory;
 pub mod order;
 mod plan;
