@@ -196,6 +196,11 @@ fn open_device(toggles: &Toggles) -> Device {
 
 /// A virtual GPU with the toggles' seed and order.
 pub fn virtual_gpu(toggles: &Toggles) -> Device {
-    let config = sim::Config { seed: toggles.seed, schedule: toggles.order.clone(), ..sim::Config::default() };
+    let config = sim::Config {
+        seed: toggles.seed,
+        schedule: toggles.order.clone(),
+        cost: toggles.cost.clone(),
+        ..sim::Config::default()
+    };
     Device::new(Box::new(sim::Sim::new(config, Box::new(Reference::new()))))
 }

@@ -4,7 +4,10 @@ use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
 
 use super::geometry::{BATCHES, Buckets, CONTEXTS, Geometry, TOPKS};
 use crate::{
-    device::{kernel::KeyFormat, sim::Schedule},
+    device::{
+        kernel::KeyFormat,
+        sim::{Schedule, cost::CostModel},
+    },
     error::{Error, Result},
     seed::Seed,
 };
@@ -68,6 +71,8 @@ pub struct Toggles {
     pub seed: Seed,
     /// Order of execution.
     pub order: Schedule,
+    /// What the virtual GPU charges.
+    pub cost: CostModel,
     /// Lockstep, if announced at launch.
     pub lockstep: Option<LockstepSize>,
     /// Longest wait of lockstep, in seconds.
@@ -223,6 +228,13 @@ pub const VARIABLES: &[Variable] = &[
         set: |toggles, text| Some(toggles.order = text.parse().ok()?),
     },
     Variable {
+        name: "TOOLSTORM_COST",
+        default: "",
+        takes: "name=factor pairs with commas between them, as in jitter_sigma=0.8,ffn_up=1.25",
+        meaning: "scales constants of the virtual GPU's cost model, for sensitivity studies",
+        set: |toggles, text| Some(toggles.cost = CostModel::with_factors(text).ok()?),
+    },
+    Variable {
         name: "TOOLSTORM_LOCKSTEP",
         default: "",
         takes: "a number of sessions, or sessions:concurrency",
@@ -310,6 +322,7 @@ impl Default for Toggles {
             device: DeviceChoice::Auto,
             seed: Seed(0),
             order: Schedule::Random,
+            cost: CostModel::default(),
             lockstep: None,
             lockstep_wait: 0,
             prefix_cache: false,
