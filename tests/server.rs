@@ -8,7 +8,10 @@ use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader},
     process::{Command, Stdio},
-    sync::{Arc, Condvar, Mutex},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 
@@ -33,7 +36,7 @@ use toolstorm::{
         snapshot::Snapshot,
         tokenizer::Token,
     },
-    error::Result,
+    error::{Error, Result},
 };
 
 const MODEL: &str = "toolstorm-copy";
@@ -78,7 +81,13 @@ struct PacedModel {
     model: HostModel,
     pace: Pace,
     batches: Batches,
+    trouble: Arc<AtomicU8>,
 }
+
+/// What befalls the next decode step.
+const NOTHING: u8 = 0;
+const ERROR: u8 = 1;
+const PANIC: u8 = 2;
 
 impl TokenModel for PacedModel {
     fn prefill(&mut self, chunk: &Prefill<'_>) -> Result<()> {
@@ -87,6 +96,11 @@ impl TokenModel for PacedModel {
 
     fn decode(&mut self, rows: &[DecodeRow<'_>]) -> Result<Vec<Token>> {
         self.pace.step();
+        match self.trouble.swap(NOTHING, Ordering::Relaxed) {
+            ERROR => return Err(Error::usage("the device is gone")),
+            PANIC => panic!("as the test wants it"),
+            _ => {}
+        }
         self.batches.lock().unwrap().push(rows.iter().map(|row| row.session).collect());
         self.model.decode(rows)
     }
@@ -103,6 +117,7 @@ struct TestServer {
     engine: Handle,
     pace: Pace,
     batches: Batches,
+    trouble: Arc<AtomicU8>,
     stop: Option<oneshot::Sender<()>>,
     served: JoinHandle<Result<()>>,
 }
@@ -122,8 +137,10 @@ impl Setup {
         let gate = lockstep
             .map(|(sessions, concurrency)| Gate::new(Lockstep::new(sessions, concurrency), patience.unwrap_or(LONG)));
         let batches = Batches::default();
-        let (pages, (paced, recorded)) = (limits.pages, (pace.clone(), Arc::clone(&batches)));
-        let model = move || Ok(PacedModel { model: HostModel::new(pages), pace: paced, batches: recorded });
+        let trouble = Arc::default();
+        let model = HostModel::new(limits.pages);
+        let (pace_, batches_, trouble_) = (pace.clone(), Arc::clone(&batches), Arc::clone(&trouble));
+        let model = move || Ok(PacedModel { model, pace: pace_, batches: batches_, trouble: trouble_ });
         let engine = Handle::start(limits, gate, model).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
         let server = Server::bind(address, engine.clone(), serving, json!({"test": true})).await.unwrap();
@@ -132,7 +149,7 @@ impl Setup {
         let served = tokio::spawn(server.run(async move {
             let _ = stopped.await;
         }));
-        TestServer { url, client: Client::new(), engine, pace, batches, stop: Some(stop), served }
+        TestServer { url, client: Client::new(), engine, pace, batches, trouble, stop: Some(stop), served }
     }
 }
 
@@ -530,6 +547,35 @@ async fn a_shutdown_finishes_what_runs_and_takes_nothing_new() {
     let answer: Value = running.await.unwrap().unwrap().json().await.unwrap();
     assert_eq!(calls_of(&answer), [call(1)]);
     served.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_failing_step_fails_its_requests_and_no_others() {
+    let server = Setup::default().start().await;
+    for stream in [false, true] {
+        server.trouble.store(ERROR, Ordering::Relaxed);
+        let response = server.chat(&request(&[call(1)], stream)).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let error = response.json::<Value>().await.unwrap()["error"].clone();
+        assert_eq!((&error["code"], &error["type"]), (&json!("engine_failed"), &json!("server_error")));
+        assert_eq!(server.engine.snapshot().pages_held, 0);
+        let answer: Value = server.chat(&request(&[call(2)], false)).await.json().await.unwrap();
+        assert_eq!(calls_of(&answer), [call(2)]);
+    }
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_that_died_is_told_and_not_hidden() {
+    let server = Setup::default().start().await;
+    server.trouble.store(PANIC, Ordering::Relaxed);
+    for _ in 0..2 {
+        let response = server.chat(&request(&[call(1)], true)).await;
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+    let (status, health) = server.get("/health").await;
+    assert_eq!((status, &health["status"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("failed")));
+    server.stop().await.unwrap();
 }
 
 /// A text without its times.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::{cache::pages_for, scheduler, toggles::Toggles};
 
@@ -83,8 +83,10 @@ pub struct Serving {
     /// Bytes of a request's body.
     pub body_limit: usize,
     /// The longest wait for a request's body.
+    #[serde(serialize_with = "seconds")]
     pub body_patience: Duration,
     /// The longest wait for running requests when the server shuts down.
+    #[serde(serialize_with = "seconds")]
     pub drain_patience: Duration,
 }
 
@@ -107,4 +109,8 @@ impl Default for Serving {
             drain_patience: Duration::from_secs(30),
         }
     }
+}
+
+fn seconds<S: Serializer>(duration: &Duration, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    serializer.serialize_f64(duration.as_secs_f64())
 }

@@ -106,11 +106,10 @@ impl Handle {
             .name("engine".into())
             .spawn(move || match model() {
                 Ok(model) => {
-                    let mut worker = Worker::new(model, gate, inbox, worker_side);
+                    let mut worker = Worker::new(model, gate, inbox, worker_side, life);
                     worker.publish();
                     let _ = ready.send(Ok(()));
                     worker.run();
-                    drop(life);
                 }
                 Err(error) => {
                     let _ = ready.send(Err(error));

@@ -40,6 +40,8 @@ enum Readiness {
 
 /// The model, the cache, and the requests on their way.
 pub(super) struct Worker<M> {
+    /// Dropped first: whoever sees its request gone sees that the worker is.
+    _life: Arc<()>,
     model: M,
     cache: KvCache,
     limits: Limits,
@@ -53,11 +55,28 @@ pub(super) struct Worker<M> {
 }
 
 impl<M: TokenModel> Worker<M> {
-    pub(super) fn new(model: M, gate: Option<Gate>, inbox: mpsc::Receiver<Command>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(
+        model: M,
+        gate: Option<Gate>,
+        inbox: mpsc::Receiver<Command>,
+        shared: Arc<Shared>,
+        life: Arc<()>,
+    ) -> Self {
         let limits = shared.limits.clone();
         let cache = KvCache::new(limits.pages, limits.max_batch as u32, limits.prefix_cache);
         let snapshot = Snapshot { pages: cache.capacity(), ..Snapshot::default() };
-        Self { model, cache, limits, gate, inbox, shared, waiting: Vec::new(), running: Vec::new(), snapshot }
+        Self {
+            _life: life,
+            model,
+            cache,
+            limits,
+            gate,
+            inbox,
+            shared,
+            waiting: Vec::new(),
+            running: Vec::new(),
+            snapshot,
+        }
     }
 
     /// Works until it was told to drain and has nothing left, or until nobody can reach it.
