@@ -13,6 +13,7 @@ pub mod json;
 pub mod markup;
 pub mod name;
 pub mod oracle;
+pub mod parity;
 pub mod record;
 pub mod rules;
 pub mod text;

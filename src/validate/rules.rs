@@ -43,6 +43,15 @@ struct Call<'a> {
     beside_full: bool,
 }
 
+impl Call<'_> {
+    /// Whether a key or string of the dictated arguments is like this: then it is no evidence of damage.
+    fn dictates(&self, is_like: impl Fn(&str) -> bool) -> bool {
+        let like =
+            |partner: &ExpectedCall| strings(&partner.arguments, &mut |text| is_like(text).then_some(())).is_some();
+        self.partner.is_some_and(like)
+    }
+}
+
 /// The response around the calls.
 struct Case<'a> {
     observation: &'a Observation<'a>,
@@ -494,6 +503,9 @@ fn degenerate_call(_: &Case<'_>, call: &Call<'_>) -> Option<String> {
     if let Some(found) = degenerate::find_blank_loop(text) {
         return Some(found);
     }
+    if call.dictates(|text| degenerate::find(text, true).is_some()) {
+        return None;
+    }
     match &call.arguments.document {
         Ok(document) => strings(&document.value, &mut |text| degenerate::find(text, true))
             .or_else(|| degenerate::find_loop(text, 64)),
@@ -552,6 +564,9 @@ fn encoding_damage(_: &Case<'_>, call: &Call<'_>) -> Option<String> {
     if call.intact && call.slot.arguments.damage().is_none() {
         return None;
     }
+    if call.slot.arguments.damage().is_none() && call.dictates(|text| text.contains(char::REPLACEMENT_CHARACTER)) {
+        return None;
+    }
     call.arguments.encoding()
 }
 
@@ -564,7 +579,11 @@ fn residue_in_call(case: &Case<'_>, call: &Call<'_>) -> Option<String> {
     if call.intact || case.expectation.prompt_asks_for_markup {
         return None;
     }
-    let hit = strings(call.arguments.value()?, &mut |text| markup::find(text, &case.expectation.extra_markup))?;
+    let extra = &case.expectation.extra_markup;
+    let hit = strings(call.arguments.value()?, &mut |text| {
+        let hit = markup::find(text, extra)?;
+        (!call.dictates(|dictated| dictated == text)).then_some(hit)
+    })?;
     Some(format!("{} markup in the arguments: {}", hit.family, hit.marker))
 }
 
