@@ -5,6 +5,7 @@
 
 mod damage;
 mod draft;
+mod load;
 mod markup;
 mod score;
 mod server;
@@ -14,6 +15,7 @@ use rand_pcg::Pcg64Mcg;
 use serde_json::{Value, json};
 
 pub use damage::KINDS;
+pub use load::{Ask, Load, Played, play};
 pub use score::{Outcome, Score};
 pub use server::serve;
 

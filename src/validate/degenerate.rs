@@ -3,13 +3,22 @@
 /// Verbatim repeats from which a loop is called one.
 const REPEATS: usize = 8;
 
-/// Why a text is degenerate, in one sentence. Linear in the length of the text, but for a logarithm.
-pub fn find(text: &str, lone_words: bool) -> Option<String> {
+/// Degenerate text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding<'a> {
+    /// The stretch that shows it.
+    pub stretch: &'a str,
+    /// Why, in one sentence.
+    pub detail: String,
+}
+
+/// The first degenerate stretch of a text. Linear in the length of the text, but for a logarithm.
+pub fn find(text: &str, lone_words: bool) -> Option<Finding<'_>> {
     find_loop(text, REPEATS).or_else(|| find_scripts(text, lone_words))
 }
 
 /// A unit repeated verbatim at least `repeats` times.
-pub fn find_loop(text: &str, repeats: usize) -> Option<String> {
+pub fn find_loop(text: &str, repeats: usize) -> Option<Finding<'_>> {
     let bytes = text.as_bytes();
     let mut scale = 1;
     let mut border = Vec::new();
@@ -104,9 +113,12 @@ impl Run {
         text.get(start..end).unwrap_or_default()
     }
 
-    fn describe(self, text: &str) -> String {
+    fn describe(self, text: &str) -> Finding<'_> {
         let unit: String = self.unit(text).chars().take(40).collect();
-        format!("{unit:?} repeats {} times from byte {}", (self.end - self.start) / self.period, self.start)
+        let count = (self.end - self.start) / self.period;
+        let start = (self.start..self.end).find(|&at| text.is_char_boundary(at)).unwrap_or(self.end);
+        let end = (start..=self.end).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(start);
+        Finding { stretch: &text[start..end], detail: format!("{unit:?} repeats {count} times from byte {start}") }
     }
 }
 
@@ -166,7 +178,7 @@ fn script(character: char) -> Option<Script> {
 }
 
 /// Words that mix alphabets. `lone_words`: one such word is enough, as in an argument.
-fn find_scripts(text: &str, lone_words: bool) -> Option<String> {
+fn find_scripts(text: &str, lone_words: bool) -> Option<Finding<'_>> {
     if text.is_ascii() {
         return None;
     }
@@ -182,11 +194,12 @@ fn find_scripts(text: &str, lone_words: bool) -> Option<String> {
         scripts.extend(here);
     }
     if scripts.len() >= 4 && mixed >= 3 {
-        return Some(format!("token soup: {} scripts, {mixed} words of mixed script", scripts.len()));
+        let detail = format!("token soup: {} scripts, {mixed} words of mixed script", scripts.len());
+        return Some(Finding { stretch: text, detail });
     }
     let enough = impossible.len() >= if lone_words { 1 } else { 2 };
     let word = impossible.first().filter(|_| enough)?;
-    Some(format!("the word {word:?} mixes alphabets"))
+    Some(Finding { stretch: word, detail: format!("the word {word:?} mixes alphabets") })
 }
 
 /// Alphabets that no language writes in one word. Greek letters beside a Latin unit or symbol do occur.

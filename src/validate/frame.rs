@@ -84,7 +84,6 @@ pub struct Frame {
     pub entries: Vec<Entry>,
     /// `usage.completion_tokens`.
     pub completion_tokens: Option<u64>,
-    has_code: bool,
 }
 
 impl Frame {
@@ -92,7 +91,7 @@ impl Frame {
     pub fn read(&mut self, bytes: &[u8]) -> Result<(), Fault> {
         self.clear();
         let mut scanner = Scanner::new(bytes);
-        let mut typed_error = false;
+        let mut failed = false;
         scanner.object(|scanner, key| {
             match scanner.raw(key) {
                 b"id" => self.id = Field::read(scanner)?,
@@ -101,12 +100,16 @@ impl Frame {
                 b"usage" => self.read_usage(scanner)?,
                 b"object" | b"type" => {
                     if let Field::Text(span) = Field::read(scanner)? {
-                        typed_error |= scanner.raw(span) == b"error";
+                        failed |= scanner.raw(span) == b"error";
                     }
                 }
                 b"message" | b"detail" | b"msg" | b"error_msg" | b"error_message" => self.note = Field::read(scanner)?,
-                b"code" | b"status" | b"status_code" | b"error_code" | b"base_resp" | b"success" => {
-                    self.has_code |= Field::read(scanner)?.is_some();
+                b"base_resp" => failed |= Field::read(scanner)?.is_some(),
+                b"success" => {
+                    failed |= match Field::read(scanner)? {
+                        Field::Other(start, end) => &bytes[start..end] == b"false",
+                        _ => false,
+                    };
                 }
                 _ => scanner.skip()?,
             }
@@ -118,7 +121,8 @@ impl Frame {
             Field::Text(span) => span.start < span.end,
             Field::Other(start, end) => !matches!(&bytes[start..end], b"false" | b"{}" | b"[]" | b"0"),
         };
-        self.looks_like_error = error || typed_error || (!self.has_choices && (self.note.is_some() || self.has_code));
+        let noted = matches!(self.note, Field::Text(_)) && !self.has_choices;
+        self.looks_like_error = error || failed && !self.has_choices || noted;
         Ok(())
     }
 

@@ -450,7 +450,7 @@ fn find_marker(expectation: &Expectation, answer: &Answer) -> Option<Hit> {
 
 fn degenerate_text(case: &Case<'_>) -> Option<String> {
     let texts = [case.answer.content.as_str(), case.answer.reasoning.as_str()];
-    texts.iter().find_map(|text| degenerate::find(text, false))
+    texts.iter().find_map(|text| degenerate::find(text, false)).map(|found| found.detail)
 }
 
 fn foreign_text(case: &Case<'_>) -> Option<String> {
@@ -503,13 +503,15 @@ fn degenerate_call(_: &Case<'_>, call: &Call<'_>) -> Option<String> {
     if let Some(found) = degenerate::find_blank_loop(text) {
         return Some(found);
     }
-    if call.dictates(|text| degenerate::find(text, true).is_some()) {
-        return None;
-    }
+    let search = |text: &str| {
+        let found = degenerate::find(text, true)?;
+        let dictated = call.dictates(|text| text.contains(found.stretch));
+        (!dictated).then_some(found.detail)
+    };
     match &call.arguments.document {
-        Ok(document) => strings(&document.value, &mut |text| degenerate::find(text, true))
-            .or_else(|| degenerate::find_loop(text, 64)),
-        Err(_) => degenerate::find(&call.arguments.unescaped(), true),
+        Ok(document) => strings(&document.value, &mut |text| search(text))
+            .or_else(|| degenerate::find_loop(text, 64).map(|found| found.detail)),
+        Err(_) => search(&call.arguments.unescaped()),
     }
 }
 
@@ -582,7 +584,8 @@ fn residue_in_call(case: &Case<'_>, call: &Call<'_>) -> Option<String> {
     let extra = &case.expectation.extra_markup;
     let hit = strings(call.arguments.value()?, &mut |text| {
         let hit = markup::find(text, extra)?;
-        (!call.dictates(|dictated| dictated == text)).then_some(hit)
+        let same = |dictated: &str| markup::find(dictated, extra).is_some_and(|found| found.marker == hit.marker);
+        (!call.dictates(same)).then_some(hit)
     })?;
     Some(format!("{} markup in the arguments: {}", hit.family, hit.marker))
 }

@@ -1,8 +1,12 @@
 //! The self-check's own ground truth against the judge, and against a judge that lacks a rule.
 
+use std::{sync::Arc, time::Duration};
+
 use toolstorm::{
+    clock::Clock,
+    drive::Turn,
     seed::Seed,
-    selfcheck::{End, KINDS, Mix, Outcome, Score, Script},
+    selfcheck::{End, KINDS, Load, Mix, Outcome, Score, Script, play},
     validate::{
         Class, Ending, Expectation, ExpectedCall, Judgement, Mask, Observation, Tools, judge_masked,
         record::tool_choice,
@@ -11,8 +15,8 @@ use toolstorm::{
 
 const PER_CLASS: u64 = 120;
 
-/// The judgement of a script without a network.
-fn judge(script: &Script, mask: Mask) -> Judgement {
+/// What the judge is told about a script.
+fn expectation(script: &Script) -> Expectation {
     let calls = script.dictated.as_ref().map(|calls| {
         let expected = |call: &toolstorm::selfcheck::Dictated| ExpectedCall {
             name: call.name.clone(),
@@ -21,7 +25,7 @@ fn judge(script: &Script, mask: Mask) -> Judgement {
         };
         calls.iter().map(expected).collect()
     });
-    let expectation = Expectation {
+    Expectation {
         tools: Tools::new(script.tools.clone()),
         tool_choice: tool_choice(Some(&script.tool_choice.into())).unwrap_or_default(),
         calls,
@@ -29,7 +33,12 @@ fn judge(script: &Script, mask: Mask) -> Judgement {
         foreign_canaries: script.foreign_canaries.clone(),
         foreign_tools: script.foreign_tools.clone(),
         ..Expectation::default()
-    };
+    }
+}
+
+/// The judgement of a script without a network.
+fn judge(script: &Script, mask: Mask) -> Judgement {
+    let expectation = expectation(script);
     let ending = match script.response.end {
         End::Clean => Ending::Eof,
         End::Reset => Ending::Reset,
@@ -78,6 +87,36 @@ fn no_intact_answer_is_called_anything_else() {
         assert_eq!(judgement.calls.len(), script.dictated.unwrap().len());
     }
     assert!(faulty > 100, "the intact answers never came without a quirk");
+}
+
+/// The network adds nothing: the client hands the judge every byte and the right end of the body.
+#[test]
+fn the_harness_finds_every_fault_over_http() {
+    let mix = Mix { faulty_permille: 600 };
+    let load = Load {
+        sessions: 150,
+        concurrency: 64,
+        rounds: 2,
+        seed: Seed(2),
+        mix,
+        // Long enough for a busy machine; each stalled answer waits this long, all at once.
+        stall: Duration::from_secs(5),
+    };
+    let ask = |script: &Script, round: u32| Turn {
+        round,
+        body: b"{}".to_vec(),
+        stream: script.stream,
+        cancel_after: None,
+        think: Duration::ZERO,
+        think_steps: 0,
+        expected_sha256: Vec::new(),
+        expectation: expectation(script),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let played = runtime.block_on(play(load, Clock::start(), Arc::new(ask))).unwrap();
+    assert_eq!(played.score.responses(), 300);
+    assert!(played.score.faulty() > 100);
+    assert!(played.score.is_perfect(), "{:#?}", played.mistakes);
 }
 
 #[test]
