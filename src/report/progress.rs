@@ -93,9 +93,11 @@ impl Consumer for Progress {
                     answer.calls.iter().filter(|call| call.verdict == Verdict::Corrupted).count() as u64;
             }
             RunEvent::SessionEnded { end, .. } => {
-                self.now.ended += 1;
                 self.now.corrupted += u64::from(*end == SessionEnd::Corrupted);
-                self.show();
+                if *end != SessionEnd::Interrupted {
+                    self.now.ended += 1;
+                    self.show();
+                }
             }
             RunEvent::LaunchEnded { wall_ms, .. } => {
                 let Now { arm, ended, corrupted, calls, .. } = &self.now;

@@ -229,6 +229,9 @@ fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
     if plan.target.kind == TargetKind::Command && plan.arms.iter().any(|arm| arm.command.is_empty()) {
         return refuse("the target is a command but no `command` is given".into());
     }
+    if plan.load.duration.is_some() && plan.partition.is_some() {
+        return refuse("a run that goes by time has no parts: --duration and --partition exclude each other".into());
+    }
     if plan.load.lockstep {
         lockstep(plan, overrides)?;
     }

@@ -41,7 +41,8 @@ fn damage_fails_the_gate_and_ends_its_session() {
 
 #[test]
 fn every_wait_is_bounded_and_lost_responses_are_no_corruption() {
-    let cases: [(fn() -> Act, &str, &[&str]); 5] = [
+    type Case<'a> = (fn() -> Act, &'a str, &'a [&'a str]);
+    let cases: [Case<'_>; 5] = [
         (|| Act::Stall, "stream_stalled", &["--stall-timeout", "200ms", "--stream", "always"]),
         (|| Act::Cut, "stream_truncated", &["--stream", "always"]),
         (|| Act::Silence, "http_error", &["--timeout", "300ms"]),

@@ -7,6 +7,7 @@ mod errors;
 mod faults;
 mod interruption;
 mod lockstep;
+mod pacing;
 mod parts;
 mod reports;
 mod scripted;

@@ -66,7 +66,9 @@ fn a_report_is_a_function_of_the_journal() {
     let names =
         ["summary.json", "summary.csv", "summary.md", "junit.xml", "report.html", "latency.hlog", "calls.jsonl"];
     let before = names.map(|name| read(&result.join(name)));
-    names.iter().for_each(|name| std::fs::remove_file(result.join(name)).unwrap());
+    for name in names {
+        std::fs::remove_file(result.join(name)).unwrap();
+    }
     let ran = context.run(&["report", result.to_str().unwrap()]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     for (name, before) in names.iter().zip(before) {

@@ -1,0 +1,41 @@
+//! Loads that go by time.
+
+use crate::{context::TestContext, scripted::Scripted};
+
+#[test]
+fn open_arrivals_report_the_rate_that_was_asked_and_the_delay() {
+    let (context, server) = (TestContext::new(), Scripted::faithful());
+    let ran = context.load(&server.url, &["--arrival", "constant", "--rate", "20", "--max-upper", "0.5"]);
+    let arm = ran.json()["arms"][0].clone();
+    assert_eq!((ran.code, arm["requested_rate"].as_f64()), (0, Some(20.0)), "{}", ran.stderr);
+    // Six starts at 20 a second take a quarter of a second at least, however fast the answers are.
+    assert!(arm["achieved_rate"].as_f64().is_some_and(|rate| rate < 6.0 / 0.25), "{arm}");
+    assert!(arm["client_queue_time"].as_f64().is_some() && arm["schedule_delay"].as_f64().is_some());
+}
+
+#[test]
+fn a_run_by_time_starts_sessions_until_it_is_over_and_leaves_the_warm_up_out() {
+    let (context, server) = (TestContext::new(), Scripted::faithful());
+    let ran = context.load(&server.url, &["--duration", "700ms", "--warmup", "300ms", "--concurrency", "2"]);
+    let summary = ran.json();
+    let started = summary["arms"][0]["sessions_started"].as_u64().unwrap();
+    let calls = crate::context::lines(&context.result().join("calls.jsonl"));
+    let warm = calls.iter().filter(|call| call["warmup"] == true).count();
+    assert!(started > 0 && warm > 0, "{started} sessions, {warm} calls of the warm-up");
+    assert_eq!(summary["arms"][0]["calls"].as_u64(), Some((calls.len() - warm) as u64));
+    assert_eq!(summary["arms"][0]["sessions_judged"].as_u64(), Some(started));
+}
+
+#[test]
+fn a_ramp_holds_the_first_sessions_back() {
+    let (context, server) = (TestContext::new(), Scripted::faithful());
+    let ran = context.load(&server.url, &["--ramp", "400ms", "--concurrency", "4", "--max-upper", "0.5"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let journal = crate::context::lines(&context.result().join("journal.jsonl"));
+    let offsets: Vec<_> = journal
+        .iter()
+        .filter(|line| line["event"] == "session_started")
+        .map(|line| line["offset_ms"].as_f64().unwrap())
+        .collect();
+    assert!(offsets[1] >= 100.0 && offsets[3] >= 300.0, "{offsets:?}");
+}
