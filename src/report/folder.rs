@@ -1,6 +1,7 @@
 //! The result folder: what lies in it, how it is made, read and written again.
 
 use std::{
+    collections::BTreeMap,
     fmt::Display,
     fs,
     io::Write as _,
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{csv, hlog, html, junit, markdown, summary::Summary, tally::Tally};
 use crate::{
     clock::Clock,
+    env,
     error::{Error, Result},
     run::{self, Plan, RunEvent, journal},
 };
@@ -32,6 +34,9 @@ pub struct Manifest {
     pub created_at: String,
     /// Where it ran.
     pub host: Host,
+    /// Variables of ours that servers inherited from our own environment, under those of the arms.
+    #[serde(default)]
+    pub inherited: BTreeMap<String, String>,
     /// The plan.
     pub plan: Plan,
 }
@@ -81,6 +86,7 @@ impl Folder {
             version: env!("CARGO_PKG_VERSION").into(),
             created_at: now.to_string(),
             host: Host::this(),
+            inherited: env::all().into_iter().filter(|(name, _)| is_ours(name)).collect(),
             plan,
         };
         let folder = Self { path, manifest };
@@ -130,6 +136,11 @@ impl Folder {
     fn put(&self, name: &str, text: &str) -> Result<()> {
         put(&self.path.join(name), text)
     }
+}
+
+/// Whether a variable may change what the built-in engine does.
+fn is_ours(name: &str) -> bool {
+    name.starts_with("TOOLSTORM_") || name.starts_with("SGLANG_")
 }
 
 /// Writes `text` to `path` whole or not at all.
