@@ -6,8 +6,8 @@ use crate::{
     error::{Error, Result},
     exit,
     report::summary::{ArmSummary, Expect, Outcome, Summary},
-    scenario::Gate,
-    stats::{Counts, interval},
+    scenario::{Gate, UntilSpec},
+    stats::{Counts, interval, sequential},
 };
 
 /// The answer for one arm.
@@ -70,6 +70,7 @@ pub fn overall(arms: Vec<Decision>, interrupted: bool) -> Ruling {
 pub fn decide(arm: &ArmSummary, gate: &Gate) -> Result<Decision> {
     let (outcome, reason) = match arm.expect {
         Expect::Report => (Outcome::Pass, format!("{}: reported, not judged", corrupted(arm))),
+        expect if arm.sequential.is_some() => sequential(arm, expect),
         Expect::Corrupt => expect_corruption(arm, gate),
         Expect::Clean => expect_none(arm, gate),
     };
@@ -86,6 +87,29 @@ fn sessions(arm: &ArmSummary) -> Counts {
 
 fn corrupted(arm: &ArmSummary) -> String {
     format!("{} of {} corrupted", arm.sessions_corrupted, arm.sessions_judged)
+}
+
+/// The answer of an arm that a sequential test ended: an exact bound does not hold after looks, the test's answer does.
+fn sequential(arm: &ArmSummary, expect: Expect) -> (Outcome, String) {
+    let Some(test) = &arm.sequential else { return (Outcome::Inconclusive, corrupted(arm)) };
+    let (low, high, at) = match test.rule {
+        UntilSpec::Sprt { p0, p1, alpha, .. } => (
+            format!("nearer to p0 {} than to p1 {}", percent(p0), percent(p1)),
+            format!("nearer to p1 {} than to p0 {}", percent(p1), percent(p0)),
+            1.0 - alpha,
+        ),
+        UntilSpec::AlwaysValid { limit, confidence } => {
+            (format!("below {}", percent(limit)), format!("above {}", percent(limit)), confidence)
+        }
+    };
+    let seen = format!("{}, sequential test after {} sessions", corrupted(arm), test.sessions);
+    let (found, clean) = match test.decision {
+        None => return (Outcome::Inconclusive, format!("{seen}: not decided")),
+        Some(sequential::Decision::Low) => (low, true),
+        Some(sequential::Decision::High) => (high, false),
+    };
+    let met = clean == (expect == Expect::Clean);
+    (if met { Outcome::Pass } else { Outcome::Fail }, format!("{seen}: {found} at {}", percent(at)))
 }
 
 fn expect_none(arm: &ArmSummary, gate: &Gate) -> (Outcome, String) {

@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     report::{csv, folder, html, junit, markdown, summary::Summary, tally::Tally},
     run::{Overrides, Plan},
-    scenario::{Arrival, Span},
+    scenario::{Arrival, Span, UntilSpec},
     seed::Seed,
 };
 
@@ -21,6 +21,15 @@ pub enum StreamChoice {
     Always,
     /// No request.
     Never,
+}
+
+/// The sequential test that ends an arm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum UntilChoice {
+    /// Wald's test has chosen between p0 and p1.
+    Decided,
+    /// A bound that holds at every look lies on one side of p1.
+    Bounded,
 }
 
 /// An option given here overrides the file's default, never an arm's own value.
@@ -104,6 +113,18 @@ pub struct Options {
     /// Go on with an interrupted run: its result folder
     #[arg(long, value_name = "RESULT", help_heading = "Run")]
     pub resume: Option<PathBuf>,
+    /// Stop each arm once a sequential test has decided (see --p0, --p1)
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Run")]
+    pub until: Option<UntilChoice>,
+    /// Corruption rate that is good enough, for --until
+    #[arg(long, value_name = "SHARE", default_value_t = 0.005, requires = "until", help_heading = "Run")]
+    pub p0: f64,
+    /// Corruption rate that is not, for --until
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05, requires = "until", help_heading = "Run")]
+    pub p1: f64,
+    /// Share of false alarms and of misses, for --until
+    #[arg(long, value_name = "SHARE", default_value_t = 0.05, requires = "until", help_heading = "Run")]
+    pub alpha: f64,
     /// Resolve and print the plan, send nothing
     #[arg(long, help_heading = "Run")]
     pub dry_run: bool,
@@ -167,6 +188,12 @@ impl Options {
             confidence: self.confidence,
             min_sessions: self.min_sessions,
             partition: self.partition.clone(),
+            until: self.until.map(|choice| match choice {
+                UntilChoice::Decided => {
+                    UntilSpec::Sprt { p0: self.p0, p1: self.p1, alpha: self.alpha, beta: self.alpha }
+                }
+                UntilChoice::Bounded => UntilSpec::AlwaysValid { limit: self.p1, confidence: 1.0 - self.alpha },
+            }),
         }
     }
 

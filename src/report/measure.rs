@@ -9,7 +9,7 @@ use super::{
     tally::{LaunchTally, SessionTally, Tally},
 };
 use crate::{
-    run::{Answer, Arm, Plan, SessionEnd},
+    run::{Answer, Arm, Plan, Progress, SessionEnd, Until, Watch},
     scenario::Arrival,
     stats::{
         Counts,
@@ -69,6 +69,7 @@ fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
     sum.corruption_rate = rate(sum.calls_corrupted, sum.calls);
     sum.round_corruption_rate = rate(sum.rounds_corrupted, sum.rounds);
     sum.schema_accuracy = rate(sum.count_successful_tool_call, sum.calls);
+    sum.sequential = plan.load.until.map(|until| sequential(until, tally, arm));
     server(&mut sum, &launches);
     sum.latency = latency(plan, &launches);
     sum
@@ -112,10 +113,23 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         virtual_step_us: None,
         server: BTreeMap::new(),
         latency: BTreeMap::new(),
+        sequential: None,
         expect: arm.expect,
         verdict: Outcome::Inconclusive,
         reason: String::new(),
     }
+}
+
+/// The arm's sequential test over the sessions as they started.
+fn sequential(until: Until, tally: &Tally, arm: &Arm) -> Progress {
+    let mut watch = Watch::new(until);
+    for (number, launch) in tally.of_arm(&arm.name) {
+        watch.launch(number, launch.sessions.len());
+        for (place, session) in launch.sessions.values().enumerate() {
+            watch.end(number, place as u64, session.end.unwrap_or(SessionEnd::Interrupted));
+        }
+    }
+    watch.progress()
 }
 
 /// The judged answers of a launch, warm-up aside.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::validate::{Class, Quirk};
-pub use crate::{run::CallRecord, scenario::Expect};
+pub use crate::{
+    run::{CallRecord, Progress},
+    scenario::Expect,
+};
 
 /// Name and version of the summary's format. Fields may be added under one number; none changes or goes.
 pub const SCHEMA: &str = "toolstorm-summary/1";
@@ -131,6 +134,9 @@ pub struct ArmSummary {
     /// `achieved_rate`, `stall_pct`.
     #[serde(flatten)]
     pub latency: BTreeMap<String, f64>,
+    /// Where the arm's sequential test stands, if it has one.
+    #[serde(default)]
+    pub sequential: Option<Progress>,
     /// What the arm must show.
     pub expect: Expect,
     /// Whether it did.

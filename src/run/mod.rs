@@ -11,6 +11,7 @@ pub mod replay;
 mod resolve;
 mod resume;
 mod runner;
+mod until;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,8 @@ pub use record::CallRecord;
 pub use resolve::{Overrides, resolve};
 pub use resume::{Todo, remaining};
 pub use runner::{Consumer, Finished, Runner, evidence_folder, folder_name};
+
+pub use until::{Progress, Until, Watch};
 
 use crate::{
     scenario::{Arrival, Expect, Gate, Order, Scenario, Span, TargetSpec},
@@ -76,6 +79,9 @@ pub struct Load {
     pub timeout: Span,
     /// Times a request that got no response is sent again.
     pub retries: u32,
+    /// Stop an arm once this test has decided.
+    #[serde(default)]
+    pub until: Option<Until>,
 }
 
 /// One configuration, resolved.

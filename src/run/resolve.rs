@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Arm, Load, Partition, Plan};
+use super::{Arm, Load, Partition, Plan, Until};
 use crate::{
     error::{Error, Result},
-    scenario::{ArmSpec, Arrival, Matrix, Range, Scenario, Span, TargetKind},
+    scenario::{ArmSpec, Arrival, Matrix, Range, Scenario, Span, TargetKind, UntilSpec},
     seed::Seed,
 };
 
@@ -60,6 +60,8 @@ pub struct Overrides {
     pub min_sessions: Option<u64>,
     /// `slice:1/4`.
     pub partition: Option<String>,
+    /// A sequential test.
+    pub until: Option<UntilSpec>,
 }
 
 /// The plan of `matrix` over `scenario` under `overrides`.
@@ -67,7 +69,7 @@ pub fn resolve(matrix: Matrix, scenario: Scenario, overrides: &Overrides) -> Res
     let mut plan = Plan {
         arms: arms(&matrix, overrides)?,
         seed: overrides.seed.map_or(matrix.seed, |seed| seed.0),
-        load: load(&matrix, overrides),
+        load: load(&matrix, overrides)?,
         partition: overrides.partition.as_deref().map(str::parse).transpose()?,
         name: matrix.name,
         scenario,
@@ -82,9 +84,9 @@ pub fn resolve(matrix: Matrix, scenario: Scenario, overrides: &Overrides) -> Res
     Ok(plan)
 }
 
-fn load(matrix: &Matrix, overrides: &Overrides) -> Load {
+fn load(matrix: &Matrix, overrides: &Overrides) -> Result<Load> {
     let builtin = matrix.target.kind == TargetKind::Builtin && overrides.base_url.is_none();
-    Load {
+    Ok(Load {
         // Only the built-in engine knows lockstep; a file's default gives way to another target, a flag does not.
         lockstep: overrides.lockstep.unwrap_or(matrix.lockstep && builtin && overrides.duration.is_none()),
         arrival: overrides.arrival.unwrap_or(matrix.arrival),
@@ -97,7 +99,8 @@ fn load(matrix: &Matrix, overrides: &Overrides) -> Load {
         stall_timeout: overrides.stall_timeout.unwrap_or(matrix.stall_timeout),
         timeout: overrides.timeout.unwrap_or(matrix.timeout),
         retries: overrides.retries.unwrap_or(matrix.retries),
-    }
+        until: overrides.until.or(matrix.until).map(Until::try_from).transpose()?,
+    })
 }
 
 fn workload(scenario: &mut Scenario, rounds: Option<Range>, overrides: &Overrides) -> Result<()> {

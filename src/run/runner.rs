@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, Arm, CallRecord, Plan, RunEvent, Todo, evidence};
+use super::{Answer, Arm, CallRecord, Plan, RunEvent, Todo, Watch, evidence};
 use crate::{
     clock::Clock,
     drive::{self, Client, Exchange, Happening, Job, Limits},
@@ -20,6 +20,9 @@ use crate::{
     target::{self, Server, Start},
     validate::Verdict,
 };
+
+/// The arms under a sequential test, by index.
+type Watches = BTreeMap<usize, Watch>;
 
 /// Who wants to know what happens.
 pub trait Consumer {
@@ -62,11 +65,15 @@ impl Runner<'_> {
             started_at: self.clock.timestamp().to_string(),
         })?;
         let mut launches_failed = 0;
+        let mut watches = BTreeMap::new();
         for todo in todo {
             if self.stop.is_cancelled() {
                 break;
             }
-            if let Err(error) = self.launch(todo).await {
+            if watches.get(&todo.launch.arm).is_some_and(Watch::is_decided) {
+                continue;
+            }
+            if let Err(error) = self.launch(todo, &mut watches).await {
                 if self.stop.is_cancelled() {
                     break;
                 }
@@ -82,7 +89,7 @@ impl Runner<'_> {
         Ok(Finished { interrupted, launches_failed })
     }
 
-    async fn launch(&mut self, todo: &Todo) -> Result<()> {
+    async fn launch(&mut self, todo: &Todo, watches: &mut Watches) -> Result<()> {
         let arm = &self.plan.arms[todo.launch.arm];
         let server = tokio::select! {
             () = self.stop.cancelled() => return Ok(()),
@@ -91,7 +98,7 @@ impl Runner<'_> {
         // The graphs are the same in every repetition.
         let analyse = arm.hazards && todo.launch.repetition == 0 && self.plan.target.kind == TargetKind::Builtin;
         let hazards = if analyse { target::hazards(&arm.env).await } else { None };
-        let outcome = self.drive(todo, arm, &server, hazards).await;
+        let outcome = self.drive(todo, arm, &server, hazards, watches).await;
         let grace = if self.stop.is_cancelled() { Duration::ZERO } else { self.grace() };
         server.stop(grace).await;
         outcome
@@ -122,7 +129,14 @@ impl Runner<'_> {
         .await
     }
 
-    async fn drive(&mut self, todo: &Todo, arm: &Arm, server: &Server, hazards: Option<u64>) -> Result<()> {
+    async fn drive(
+        &mut self,
+        todo: &Todo,
+        arm: &Arm,
+        server: &Server,
+        hazards: Option<u64>,
+        watches: &mut Watches,
+    ) -> Result<()> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
@@ -137,14 +151,24 @@ impl Runner<'_> {
             started_at: self.clock.timestamp().to_string(),
         })?;
         let job = Arc::new(self.job(todo, arm, model));
+        if let Some(until) = self.plan.load.until {
+            watches.entry(todo.launch.arm).or_insert_with(|| Watch::new(until)).launch(launch, todo.sessions.len());
+        }
+        // A test that has decided ends its own launch; the run goes on.
+        let stop = self.stop.child_token();
         let begin = self.clock.elapsed();
         let (sink, mut happenings) = mpsc::unbounded_channel();
-        let task = tokio::spawn(drive::drive(Arc::clone(&job), client.clone(), self.clock, self.stop.clone(), sink));
+        let task = tokio::spawn(drive::drive(Arc::clone(&job), client.clone(), self.clock, stop.clone(), sink));
         let mut failure = None;
         while let Some(happening) = happenings.recv().await {
             match happening {
                 Happening::Failed(error) => failure = Some(error),
-                other => self.happened(todo, arm, &job, other)?,
+                other => {
+                    if decides(watches, todo, &other) {
+                        stop.cancel();
+                    }
+                    self.happened(todo, arm, &job, other)?;
+                }
             }
         }
         task.await.map_err(|error| Error::incomplete(format!("the driver failed: {error}")))?;
@@ -212,6 +236,15 @@ impl Runner<'_> {
     fn tell(&mut self, event: &RunEvent) -> Result<()> {
         self.consumers.iter_mut().try_for_each(|consumer| consumer.consume(event))
     }
+}
+
+/// Whether the arm's sequential test has decided with this.
+fn decides(watches: &mut Watches, todo: &Todo, happening: &Happening) -> bool {
+    let (Happening::Ended { session, end, .. }, Some(watch)) = (happening, watches.get_mut(&todo.launch.arm)) else {
+        return false;
+    };
+    let place = todo.sessions.iter().position(|other| other == session).unwrap_or(*session as usize);
+    watch.end(todo.launch.number, place as u64, *end)
 }
 
 /// The journal's form of an exchange.

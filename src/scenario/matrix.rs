@@ -80,6 +80,32 @@ pub struct Matrix {
     pub gate: Gate,
     /// What to search for.
     pub bisect: Option<BisectSpec>,
+    /// Stop an arm once this test has decided.
+    pub until: Option<UntilSpec>,
+}
+
+/// The `[until]` table: a sequential test of the session corruption rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "rule", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum UntilSpec {
+    /// Wald's probability ratio test of `p0` against `p1`.
+    Sprt {
+        /// The rate that is good enough; above 0.
+        p0: f64,
+        /// The rate that is not.
+        p1: f64,
+        /// Share of false alarms.
+        alpha: f64,
+        /// Share of misses.
+        beta: f64,
+    },
+    /// A bound that holds at every look.
+    AlwaysValid {
+        /// The rate in question.
+        limit: f64,
+        /// Confidence of each conclusion.
+        confidence: f64,
+    },
 }
 
 const fn default_sessions() -> u64 {
@@ -103,7 +129,7 @@ const fn default_connect_timeout() -> Span {
 }
 
 const fn default_first_byte_timeout() -> Span {
-    Span::seconds(300)
+    Span::seconds(600)
 }
 
 const fn default_stall_timeout() -> Span {

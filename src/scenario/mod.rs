@@ -21,7 +21,7 @@ pub(crate) use dictate::hex;
 pub use dictate::{Dictated, LEAD};
 pub use lint::{Ambiguity, CONTEXT_BYTES, ambiguity};
 pub use matrix::{
-    ArmSpec, Axes, BisectSpec, Endpoint, Expect, Gate, Matrix, Order, Ready, TargetKind, TargetSpec, Toggle,
+    ArmSpec, Axes, BisectSpec, Endpoint, Expect, Gate, Matrix, Order, Ready, TargetKind, TargetSpec, Toggle, UntilSpec,
 };
 pub use range::Range;
 pub use session::{Round, Session, nonce};

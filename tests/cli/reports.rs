@@ -39,6 +39,19 @@ fn every_file_is_there_and_says_the_same() {
 }
 
 #[test]
+fn the_summary_meets_its_schema() {
+    let context = TestContext::new();
+    damaged(&context);
+    let schema = serde_json::from_str(include_str!("../../docs/schemas/summary.schema.json")).unwrap();
+    let mut summary: serde_json::Value = serde_json::from_str(&read(&context.result().join("summary.json"))).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    let complaints: Vec<_> = validator.iter_errors(&summary).map(|error| error.to_string()).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    summary["arms"][0]["sessions_corupted"] = 1.into();
+    assert!(!validator.is_valid(&summary));
+}
+
+#[test]
 fn evidence_shows_where_the_texts_part_and_replays_offline() {
     let context = TestContext::new();
     damaged(&context);
