@@ -9,8 +9,8 @@ use crate::{
     clock::Clock,
     drive::{self, Client},
     error::{Error, Result},
-    exit,
-    report::{folder::Folder, tally::Tally, terminal::Console},
+    exit, gate,
+    report::{folder::Folder, measure, tally::Tally, terminal::Console},
     run::{Consumer, Plan, Runner, Todo, journal::Journal, replay, replay::Recorded},
     target,
     validate::{Judgement, Verdict},
@@ -137,6 +137,8 @@ async fn relaunch(args: &Args, plan: &Plan, recorded: &Recorded, console: Consol
     let todo = Todo { launch, sessions: plan.sessions(&plan.arms[launch.arm]) };
     let consumers: Vec<&mut dyn Consumer> = vec![&mut journal, &mut tally];
     runner(plan, &folder.path, clock, consumers).run(&[todo]).await?;
+    let summary = measure::summary(plan, &tally, Some(&folder.path));
+    folder.write(&tally, &gate::settle(summary, &plan.gate)?)?;
     let again = tally.calls().find(|call| {
         (call.session, call.round) == (about.session, about.round) && call.response_verdict == Verdict::Corrupted
     });

@@ -26,7 +26,7 @@ pub(super) fn file_name(name: &str) -> String {
 }
 
 /// Writes the evidence of one exchange.
-pub(super) fn write(result: &Path, arm: &str, launch: u32, exchange: &Exchange) -> Result<()> {
+pub(super) fn write(result: &Path, arm: &str, launch: u32, lockstep: bool, exchange: &Exchange) -> Result<()> {
     let folder = folder(result, arm, launch, exchange.session);
     let stem = |suffix: &str| folder.join(format!("round-{:02}-{suffix}", exchange.turn.round));
     let put = |path: PathBuf, bytes: &[u8]| {
@@ -36,11 +36,13 @@ pub(super) fn write(result: &Path, arm: &str, launch: u32, exchange: &Exchange) 
     put(stem("request.json"), &exchange.turn.body)?;
     put(stem("response.bin"), &exchange.reply.body)?;
     put(stem("diff.txt"), diff(exchange).as_bytes())?;
-    let about = about(&folder, arm, launch, exchange);
+    // A race needs its neighbours: under lockstep the whole launch comes again, byte for byte.
+    let replay = format!("toolstorm replay {}{}", folder.display(), if lockstep { " --load" } else { "" });
+    let about = about(&replay, arm, launch, exchange);
     put(stem("verdict.json"), format!("{about:#}\n").as_bytes())
 }
 
-fn about(folder: &Path, arm: &str, launch: u32, exchange: &Exchange) -> Value {
+fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange) -> Value {
     let (turn, reply, judgement) = (&exchange.turn, &exchange.reply, &exchange.judgement);
     let dictated = turn.expectation.calls.iter().flatten();
     let dictated: Vec<_> = dictated.map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
@@ -68,7 +70,7 @@ fn about(folder: &Path, arm: &str, launch: u32, exchange: &Exchange) -> Value {
         "neighbours": exchange.neighbours,
         "ttft_ms": exchange.timing.ttft_ms(),
         "e2el_ms": exchange.timing.e2el_ms(),
-        "replay": format!("toolstorm replay {}", folder.display()),
+        "replay": replay,
     })
 }
 

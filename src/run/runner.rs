@@ -224,7 +224,7 @@ impl Runner<'_> {
             Happening::Ended { session, end, rounds } => RunEvent::SessionEnded { launch, session, end, rounds },
             Happening::Exchanged(exchange) => {
                 if exchange.judgement.verdict != Verdict::Valid && !exchange.reply.cut {
-                    evidence::write(&self.result, &arm.name, launch, &exchange)?;
+                    evidence::write(&self.result, &arm.name, launch, self.plan.load.lockstep, &exchange)?;
                 }
                 let seed = self.plan.launch_seed(todo.launch.repetition).0;
                 RunEvent::Answered(Box::new(answer(&exchange, launch, &arm.name, seed, &job.model, self.clock)))
