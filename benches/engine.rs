@@ -3,11 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use toolstorm::engine::{
-    DecodeRow, Prefill,
-    model::Model,
-    toggles::Toggles,
-};
+use toolstorm::engine::{DecodeRow, Prefill, model::Model, toggles::Toggles};
 
 const CONTEXT: u32 = 16_384;
 const PAGES_PER_ROW: u32 = 40;

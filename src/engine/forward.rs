@@ -118,16 +118,16 @@ impl LoadedLayer {
 
 /// A layer's caches; their rows are pages.
 pub(super) struct LayerCache {
-    window: Tensor,
+    pub(super) window: Tensor,
     pub(super) compressed: Option<CompressedCache>,
 }
 
 /// Caches that only layers with compressed entries have.
 pub(super) struct CompressedCache {
-    index_ring: Tensor,
+    pub(super) index_ring: Tensor,
     pub(super) index_keys: Tensor,
-    core_ring: Tensor,
-    entries: Tensor,
+    pub(super) core_ring: Tensor,
+    pub(super) entries: Tensor,
 }
 
 /// Static buffers that the host fills before a step and reads after it; a bucket uses the first rows of each.

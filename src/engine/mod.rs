@@ -19,6 +19,8 @@ pub mod lockstep;
 pub mod metrics;
 pub mod model;
 pub mod parser;
+#[cfg(test)]
+mod properties;
 pub mod request;
 pub mod scheduler;
 pub mod selftest;

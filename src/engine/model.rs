@@ -27,7 +27,7 @@ const REPLAYED: u32 = PAGE_TOKENS as u32;
 
 /// The model: weights and caches on a device, one captured step per bucket.
 pub struct Model {
-    network: Network,
+    pub(super) network: Network,
     graphs: Graphs,
     batch: Batch,
     steps: u64,

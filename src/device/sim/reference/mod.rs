@@ -17,6 +17,8 @@ mod topk;
 
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+mod naive;
 
 use std::{cell::RefCell, collections::BTreeMap, ops::Range, rc::Rc};
 
