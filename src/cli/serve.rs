@@ -14,11 +14,13 @@ use tokio::{
 
 use crate::{
     engine::{
+        cache::PAGE_TOKENS,
         config::{Limits, Serving},
         gate::Gate,
         handle::Handle,
         lockstep::Lockstep,
         model::Model,
+        selftest::{Load, dictate},
         server::Server,
         toggles::{Toggles, VARIABLES, Variable},
     },
@@ -47,6 +49,9 @@ pub(super) struct Args {
     /// Print every environment variable that is read, as Markdown, and serve nothing
     #[arg(long)]
     list_variables: bool,
+    /// Dictate so many random turns to the model, compare byte for byte, and serve nothing
+    #[arg(long, hide = true, value_name = "TURNS")]
+    self_test: Option<u32>,
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
@@ -56,6 +61,9 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         return Ok(exit::PASS);
     }
     let toggles = Toggles::resolve(env::all())?;
+    if let Some(turns) = args.self_test {
+        return self_test(&toggles, turns, console);
+    }
     let limits = Limits::new(&toggles, args.queue);
     let gate = toggles.lockstep.map(|size| {
         let patience = Duration::from_secs(u64::from(toggles.lockstep_wait));
@@ -78,6 +86,25 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         serve(server, signals).await
     })?;
     Ok(exit::PASS)
+}
+
+/// Random dictated turns through the model as the toggles make it; passes when every byte came back.
+fn self_test(toggles: &Toggles, turns: u32, console: Console) -> Result<u8> {
+    let load = Load { rows: toggles.max_batch, context: toggles.max_context, turns };
+    let pages = load.rows * load.context.div_ceil(PAGE_TOKENS);
+    let mut model = Model::new(toggles, pages)?;
+    let outcome = dictate(&mut model, load, toggles.seed.fork("self-test"))?;
+    console.emit(
+        &json!({"turns": outcome.turns, "calls": outcome.calls, "wrong": outcome.wrong, "tokens": outcome.tokens}),
+    );
+    console.say(format!(
+        "{} of {} turns wrong ({} calls, {} tokens)",
+        outcome.wrong, outcome.turns, outcome.calls, outcome.tokens
+    ));
+    if let Some((expected, answered)) = outcome.first {
+        console.say(format!("first wrong turn: `{answered}` instead of `{expected}`"));
+    }
+    Ok(if outcome.wrong == 0 { exit::PASS } else { exit::FAIL })
 }
 
 /// Every toggle's text: the environment's, or the default.

@@ -12,6 +12,8 @@ use crate::device::kernel::{INDEX_DIM, KeyFormat, MATCH_HEADS, PAGE_ENTRIES};
 
 const KEYS: usize = PAGE_ENTRIES as usize;
 const HEADS: usize = MATCH_HEADS as usize;
+/// Stamp of a page that was never read.
+const NEVER: u64 = u64::MAX;
 
 /// 124 ternary codes: bit `i` of word `i / 64`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,7 +33,9 @@ impl Ternary {
 struct Page {
     stamp: u64,
     /// Which keys are in code form.
-    plain: u64,
+    codes: u64,
+    /// Which scales are healthy.
+    scales: u64,
     negative: [[u64; KEYS]; 2],
     nonzero: [[u64; KEYS]; 2],
     scale: [f32; KEYS],
@@ -57,11 +61,12 @@ impl Shadow {
         if pages.len() <= at.number {
             pages.resize_with(at.number + 1, || None);
         }
-        let page = &mut pages[at.number];
-        if page.as_ref().is_none_or(|page| page.stamp != stamp) {
-            *page = Some(Box::new(pack(view.bytes(at.bytes.clone()), at.format, stamp)));
+        let page = pages[at.number].get_or_insert_with(Box::default);
+        if page.stamp != stamp {
+            page.refresh(at, view);
+            page.stamp = stamp;
         }
-        page.as_deref().unwrap_or_else(|| unreachable!("packed just now"))
+        page
     }
 
     /// Logits of the first `out.len()` keys of a page, where the packed form gives them; `plain_logit` gives the others.
@@ -86,7 +91,7 @@ impl Shadow {
                 out[key] = query.logit(page, key, at.format);
             }
         }
-        let mut odd = !page.plain;
+        let mut odd = !(page.codes & page.scales);
         while odd != 0 {
             let key = odd.trailing_zeros() as usize;
             odd &= odd - 1;
@@ -97,26 +102,52 @@ impl Shadow {
     }
 }
 
-fn pack(bytes: &[u8], format: KeyFormat, stamp: u64) -> Page {
-    let mut page = Page { stamp, plain: 0, negative: [[0; KEYS]; 2], nonzero: [[0; KEYS]; 2], scale: [1.0; KEYS] };
-    let (keys, scales) = bytes.split_at(KEYS * format.key_bytes() as usize);
-    for (at, key) in keys.chunks_exact(format.key_bytes() as usize).enumerate() {
-        let packed = match format {
-            KeyFormat::Bf16 => pack_key(bytemuck::cast_slice::<u8, u16>(key), 0x3f80, 0x8000),
-            KeyFormat::Fp8 => {
-                page.scale[at] = bytemuck::pod_read_unaligned(&scales[at * 4..at * 4 + 4]);
-                pack_key(key, e4m3::encode(448.0), 0x80).filter(|_| page.scale[at] >= 0.0 && page.scale[at].is_finite())
-            }
-        };
-        if let Some(key) = packed {
-            page.plain |= 1 << at;
-            for word in 0..2 {
-                page.negative[word][at] = key.negative[word];
-                page.nonzero[word][at] = key.nonzero[word];
-            }
+impl Default for Page {
+    fn default() -> Self {
+        Self {
+            stamp: NEVER,
+            codes: 0,
+            scales: 0,
+            negative: [[0; KEYS]; 2],
+            nonzero: [[0; KEYS]; 2],
+            scale: [1.0; KEYS],
         }
     }
-    page
+}
+
+impl Page {
+    /// Packs the keys that may have changed since the page's stamp, and reads all scales.
+    fn refresh(&mut self, at: &PageAt, view: &View<'_>) {
+        let bytes = view.bytes(at.bytes.clone());
+        let width = at.format.key_bytes();
+        let (keys, scales) = bytes.split_at(KEYS * width as usize);
+        for (slot, key) in keys.chunks_exact(width as usize).enumerate() {
+            let start = at.bytes.start + slot as u64 * width;
+            let changed = view.stamp(&(start..start + width)).is_none_or(|stamp| stamp > self.stamp);
+            if self.stamp == NEVER || changed {
+                self.put(slot, key, at.format);
+            }
+        }
+        self.scales = u64::MAX;
+        for (slot, scale) in scales.chunks_exact(4).enumerate() {
+            self.scale[slot] = bytemuck::pod_read_unaligned(scale);
+            let healthy = self.scale[slot] >= 0.0 && self.scale[slot].is_finite();
+            self.scales &= !(u64::from(!healthy) << slot);
+        }
+    }
+
+    fn put(&mut self, slot: usize, key: &[u8], format: KeyFormat) {
+        let packed = match format {
+            KeyFormat::Bf16 => pack_key(bytemuck::cast_slice::<u8, u16>(key), 0x3f80, 0x8000),
+            KeyFormat::Fp8 => pack_key(key, e4m3::encode(448.0), 0x80),
+        };
+        self.codes = self.codes & !(1 << slot) | u64::from(packed.is_some()) << slot;
+        let packed = packed.unwrap_or_default();
+        for word in 0..2 {
+            self.negative[word][slot] = packed.negative[word];
+            self.nonzero[word][slot] = packed.nonzero[word];
+        }
+    }
 }
 
 fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(
