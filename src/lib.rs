@@ -9,7 +9,7 @@
 //! - [`probe`], [`hazard`]: why; over captured graphs and the engine's own state
 //! - [`engine`]: the built-in decode engine and its OpenAI-compatible server
 //! - [`device`]: ops, allocator, streams, graphs; the virtual GPU and CUDA; knows no models
-//! - [`sse`], [`seed`], [`clock`], [`env`], [`exit`], [`error`]: import nothing of ours
+//! - [`sse`], [`seed`], [`clock`], [`env`](mod@env), [`exit`], [`error`]: import nothing of ours
 
 pub mod bisect;
 pub mod cli;
