@@ -252,7 +252,7 @@ pub enum Kernel {
         /// How many.
         k: u32,
     },
-    /// `workspace, page_table?, positions → indices`: `page * 64 + slot` of each candidate below the row's length; -1
+    /// `workspace's header and k pairs, page_table?, positions → indices`: `page * 64 + slot` of each candidate below the row's length; -1
     /// for all others.
     TopkFinalise {
         /// How many.

@@ -559,7 +559,9 @@ impl Step<'_> {
         let logits = scratch.logits.indexed(scratch.logits.region(row, row, self.rows, 0));
         let workspace = self.all(&scratch.workspace, WORKSPACE_ROW);
         self.enqueue(stream, Kernel::TopkSelect { k }, [logits, self.positions()], [workspace], at)?;
-        let reads = [workspace, self.page_table(), self.positions()];
+        // The header and the pairs that can be there; the padding behind them is nobody's to read.
+        let pairs = scratch.workspace.region(WORKSPACE_ROW, (2 + 2 * u64::from(k)) * 4, self.rows, 0);
+        let reads = [scratch.workspace.operand(pairs), self.page_table(), self.positions()];
         self.enqueue(stream, Kernel::TopkFinalise { k }, reads, [indices], at)
     }
 
