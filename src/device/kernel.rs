@@ -246,7 +246,7 @@ pub enum Kernel {
         /// Which reader.
         reader: Reader,
     },
-    /// `logits?, positions → workspace`: the k largest by (logit, later index), in ascending order of index. NaN counts
+    /// `logits?, positions → workspace`: the k largest by (logit, later index), newest index first. NaN counts
     /// as larger than any number, by sign and payload (`f32::total_cmp`).
     TopkSelect {
         /// How many.

@@ -16,11 +16,11 @@ fn ordered(bits: u32) -> u32 {
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
-/// The k largest of `logits` by (logit, later index), in ascending order of index.
+/// The k largest of `logits` by (logit, later index), newest index first, as a scan from the end finds them.
 fn largest(logits: &[u32], k: usize, chosen: &mut Vec<u32>) {
     chosen.clear();
     if logits.len() <= k {
-        chosen.extend(0..logits.len() as u32);
+        chosen.extend((0..logits.len() as u32).rev());
         return;
     }
     let negative = logits.iter().fold(0, |all, bits| all | bits) >> 31 != 0;
@@ -29,15 +29,15 @@ fn largest(logits: &[u32], k: usize, chosen: &mut Vec<u32>) {
         let mut order: Vec<(u32, u32)> = logits.iter().zip(0..).map(|(&bits, index)| (ordered(bits), index)).collect();
         order.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
         chosen.extend(order[..k].iter().map(|(_, index)| index));
-        chosen.sort_unstable();
+        chosen.sort_unstable_by(|a, b| b.cmp(a));
         return;
     }
     // Most logits are zero: every positive one is chosen, and the latest zeros fill up.
     let zeros = k - positive;
     let first_zero = logits.iter().enumerate().rev().filter(|(_, bits)| **bits == 0).nth(zeros.max(1) - 1);
     let from = if zeros == 0 { logits.len() } else { first_zero.map_or(0, |(index, _)| index) };
-    chosen.extend((0..from as u32).filter(|index| logits[*index as usize] != 0));
-    chosen.extend(from as u32..logits.len() as u32);
+    chosen.extend((from as u32..logits.len() as u32).rev());
+    chosen.extend((0..from as u32).rev().filter(|index| logits[*index as usize] != 0));
     debug_assert_eq!(chosen.len(), k, "chosen by zeros");
 }
 
@@ -126,7 +126,7 @@ mod tests {
                 y.total_cmp(&x).then(b.cmp(a))
             });
             naive.truncate(k);
-            naive.sort_unstable();
+            naive.sort_unstable_by(|a, b| b.cmp(a));
             assert_eq!(chosen, naive, "{logits:x?} with k = {k}");
             if n > k {
                 *(if logits.iter().all(|b| b >> 31 == 0) { &mut fast } else { &mut general }) += 1;
