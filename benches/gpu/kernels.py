@@ -1,0 +1,326 @@
+"""Index logits and top-k on one GPU: our kernels against a tuned Triton kernel, torch.topk and the card's own ceilings.
+
+Every figure is a median over repeated launches with a cold L2 (`triton.testing.do_bench`), ceilings measured in the same
+process. Each shape is checked against a float64 reference on fresh random inputs with poisoned outputs first.
+Usage: kernels.py OUTPUT.json
+"""
+import ctypes
+import json
+import sys
+import traceback
+
+import torch
+import triton
+import triton.language as tl
+
+from launch import Module, tensor_map
+
+HEADS, DIMS, PAGE = 64, 128, 64
+DEVICE = "cuda"
+SMS = torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@triton.jit
+def triton_logits(q, w, k, table, lengths, out, table_stride, out_stride, H: tl.constexpr, D: tl.constexpr,
+                  P: tl.constexpr, PAGES: tl.constexpr):
+    row = tl.program_id(0)
+    part = tl.program_id(1)
+    n = tl.load(lengths + row)
+    h = tl.arange(0, H)
+    d = tl.arange(0, D)
+    s = tl.arange(0, P)
+    if part * PAGES * P < n:
+        queries = tl.trans(tl.load(q + row * H * D + h[:, None] * D + d[None, :]))
+        weights = tl.load(w + row * H + h)
+        for i in range(PAGES):
+            page = part * PAGES + i
+            if page * P < n:
+                at = tl.load(table + row * table_stride + page).to(tl.int64)
+                keys = tl.load(k + at * P * D + s[:, None] * D + d[None, :])
+                x = tl.maximum(tl.dot(keys, queries), 0.0) * weights[None, :]
+                tl.store(out + row * out_stride + page * P + s, tl.sum(x, 1), mask=page * P + s < n)
+
+
+def bench(call, rep=20):
+    quantiles = triton.testing.do_bench(call, warmup=5, rep=rep, quantiles=[0.5, 0.1, 0.9])
+    return [q * 1000 for q in quantiles]
+
+
+def bench_graph(call, repeats=20):
+    """Microseconds a launch inside one graph of `repeats` launches: no launch gaps, warm L2."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    return [x / repeats for x in bench(graph.replay)]
+
+
+def ceilings():
+    a = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE).random_()
+    b = torch.empty_like(a)
+    copy = 2 * a.numel() / bench(lambda: b.copy_(a))[0] / 1e3
+    del a, b
+    x = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    y = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    product = 2 * 8192**3 / bench(lambda: x @ y)[0] / 1e6
+    one = torch.ones((), device=DEVICE)
+    x8, y8 = x.to(torch.float8_e4m3fn), y.to(torch.float8_e4m3fn).t()
+    eight = 2 * 8192**3 / bench(lambda: torch._scaled_mm(x8, y8, one, one, out_dtype=torch.bfloat16))[0] / 1e6
+    return {"copy_gb_s": copy, "bf16_tflop_s": product, "e4m3_tflop_s": eight}
+
+
+class Case:
+    """One batch over paged keys, in both precisions."""
+
+    def __init__(self, context, rows, e4m3, ragged=False):
+        self.rows, self.n, self.e4m3 = rows, context // 4, e4m3
+        self.row_pages = (self.n + PAGE - 1) // PAGE
+        pages = rows * self.row_pages
+        self.lengths = torch.full((rows,), self.n, device=DEVICE, dtype=torch.int32)
+        if ragged:
+            self.lengths = torch.randint(0, self.n + 1, (rows,), device=DEVICE, dtype=torch.int32)
+        self.positions = self.lengths - 1
+        self.table = torch.randperm(pages, device=DEVICE).to(torch.int32).view(rows, self.row_pages)
+        self.weights = torch.randn(rows, HEADS, device=DEVICE)
+        self.out = torch.full((rows, self.row_pages * PAGE), float("nan"), device=DEVICE)
+        if e4m3:
+            self.pages = torch.empty(pages, PAGE * DIMS + PAGE * 4, device=DEVICE, dtype=torch.uint8)
+            for start in range(0, pages, 65536):
+                part = self.pages[start:start + 65536]
+                keys = torch.randn(part.shape[0], PAGE * DIMS, device=DEVICE).to(torch.float8_e4m3fn)
+                part[:, :PAGE * DIMS] = keys.view(torch.uint8)
+                part[:, PAGE * DIMS:] = (torch.rand(part.shape[0], PAGE, device=DEVICE) + 0.5).view(torch.uint8)
+            self.queries = torch.randn(rows, HEADS, DIMS, device=DEVICE).to(torch.float8_e4m3fn)
+            self.maps = (
+                tensor_map(self.pages, "u8", [DIMS, PAGE, pages], [DIMS, PAGE * DIMS + PAGE * 4], [DIMS, PAGE, 1]),
+                tensor_map(self.queries, "u8", [DIMS, HEADS, rows], [DIMS, HEADS * DIMS], [DIMS, HEADS, 1]))
+        else:
+            self.pages = torch.empty(pages, PAGE, DIMS, device=DEVICE, dtype=torch.bfloat16).normal_()
+            self.queries = torch.randn(rows, HEADS, DIMS, device=DEVICE, dtype=torch.bfloat16)
+            self.maps = (
+                tensor_map(self.pages, "bf16", [DIMS, pages * PAGE, 1], [DIMS * 2, pages * PAGE * DIMS * 2], [64, PAGE, 1]),
+                tensor_map(self.queries, "bf16", [DIMS, HEADS, rows], [DIMS * 2, HEADS * DIMS * 2], [64, HEADS, 1]))
+        self.bytes = int(self.lengths.sum()) * ((DIMS + 4 if e4m3 else 2 * DIMS) + 4)
+        self.flops = int(self.lengths.sum()) * HEADS * DIMS * 2
+
+    def ours(self, kernel):
+        kernel(SMS, *self.maps, self.pages, self.weights, HEADS, HEADS // 8, self.positions, 0, self.table, self.row_pages, self.out,
+               self.out.shape[1], self.rows)
+
+    def direct(self, kernel, pages_a_block, width=0):
+        part = (self.row_pages + pages_a_block - 1) // pages_a_block
+        kernel((part, self.rows), self.pages, self.queries, ctypes.c_uint64(self.queries[0].nbytes), self.weights, HEADS,
+               HEADS // 8, self.positions, 0, self.table, self.row_pages, self.out, self.out.shape[1], pages_a_block, width)
+
+    def triton(self, config):
+        pages, warps, stages = config
+        triton_logits[(self.rows, triton.cdiv(self.row_pages, pages))](
+            self.queries, self.weights, self.pages, self.table, self.lengths, self.out, self.row_pages,
+            self.out.shape[1], HEADS, DIMS, PAGE, pages, num_warps=warps, num_stages=stages)
+
+    def reference(self, row):
+        n = int(self.lengths[row])
+        pages = self.pages[self.table[row].long()]
+        if self.e4m3:
+            keys = pages[:, :PAGE * DIMS].contiguous().view(torch.float8_e4m3fn).view(-1, DIMS).double()
+            scale = pages[:, PAGE * DIMS:].contiguous().view(torch.float32).reshape(-1).double()
+        else:
+            keys, scale = pages.reshape(-1, DIMS).double(), 1.0
+        product = (keys @ self.queries[row].double().t()).clamp(min=0) @ self.weights[row].double()
+        return (product * scale)[:n]
+
+    def check(self):
+        """The largest relative error over some rows; every other output must still be poisoned."""
+        worst = 0.0
+        for row in sorted({0, self.rows // 2, self.rows - 1}):
+            n = int(self.lengths[row])
+            assert torch.isnan(self.out[row, n:]).all(), f"row {row}: wrote past its length"
+            if n:
+                reference, got = self.reference(row), self.out[row, :n].double()
+                worst = max(worst, float((got - reference).norm() / reference.norm()))
+                assert worst < 3e-3, f"row {row}: relative error {worst}"
+        return worst
+
+
+def tune(case, configs):
+    """The fastest configuration of the Triton kernel for this shape."""
+    best = None
+    for config in configs:
+        try:
+            time = bench(lambda: case.triton(config), 5)
+        except Exception:
+            continue
+        if best is None or time[0] < best[0][0]:
+            best = (time, config)
+    return best
+
+
+def shared_bytes(stages, e4m3):
+    tile = PAGE * DIMS * (1 if e4m3 else 2)
+    return stages * (tile + (PAGE * 4 if e4m3 else 0)) + 2 * tile + (2 * stages + 4) * 8 + 1024 + 2049 * 4 + 64
+
+
+def rotate(cases, call):
+    """A graph's launches walk over several inputs, more bytes than L2 holds where memory allows: a steady stream."""
+    state = {"at": 0}
+
+    def step():
+        call(cases[state["at"] % len(cases)])
+        state["at"] += 1
+    return step
+
+
+def logits(report, variants):
+    kernels = {}
+    for stages16, stages8, consumers in variants:
+        module = Module("logits.cu", f"-DSTAGES_BF16={stages16}", f"-DSTAGES_E4M3={stages8}", f"-DCONSUMERS={consumers}")
+        threads = 128 * consumers + 32
+        kernels[f"paged {stages16},{stages8},{consumers}"] = (
+            lambda case, k=module.kernel("paged_mqa_logits_bf16", threads, shared_bytes(stages16, False)): case.ours(k),
+            lambda case, k=module.kernel("paged_mqa_logits_e4m3", threads, shared_bytes(stages8, True)): case.ours(k))
+    pair = module.kernel("direct_mqa_logits_bf16", 128), module.kernel("direct_mqa_logits_e4m3", 128)
+    for pages in (1, 2, 4):
+        kernels[f"direct {pages}"] = tuple(lambda case, k=k, p=pages: case.direct(k, p) for k in pair)
+    for e4m3 in (False, True):
+        for rows, context in ((1, 4), (3, 1024), (7, 5000), (64, 9000), (128, 33333)):
+            for name, calls in kernels.items():
+                case = Case(context, rows, e4m3, ragged=True)
+                calls[e4m3](case)
+                torch.cuda.synchronize()
+                case.check()
+            case.direct(pair[e4m3], 3, case.n)
+            for row in range(rows):
+                assert torch.isneginf(case.out[row, int(case.lengths[row]):case.n]).all(), "the plain reader fills up"
+    print("ragged checks passed", flush=True)
+    configs = [(p, w, s) for p in (1, 2, 4, 8, 16) for w in (4, 8) for s in (2, 3, 4) if p < 16 or w == 4]
+    ceiling = report["ceilings"]["copy_gb_s"]
+    for context in (4096, 8192, 32768, 131072, 524288):
+        for rows in (1, 8, 32, 64, 128):
+            for e4m3 in (False, True):
+                case = Case(context, rows, e4m3)
+                # At most 24 inputs of at least 300 MB together.
+                copies = min(24, max(1, int(300e6 / case.bytes) + 1))
+                cases = [case] + [Case(context, rows, e4m3) for _ in range(copies - 1)]
+                line = {"context": context, "rows": rows, "e4m3": e4m3, "bytes": case.bytes, "flops": case.flops,
+                        "inputs": copies, "ours": {}}
+                names = [n for n in kernels if n[0] == "p" or rows * case.row_pages <= 8192]
+                for name in names:
+                    case.out.fill_(float("nan"))
+                    kernels[name][e4m3](case)
+                    torch.cuda.synchronize()
+                    line["error"] = case.check()
+                    line["ours"][name] = {"cold": bench(lambda: kernels[name][e4m3](case), 10),
+                                          "steady": bench_graph(rotate(cases, kernels[name][e4m3]), max(copies, 12))}
+                if not e4m3:
+                    tuned, config = tune(case, configs)
+                    steady = bench_graph(rotate(cases, lambda c: c.triton(config)), max(copies, 12))
+                    line["triton"] = {"config": config, "cold": tuned, "steady": steady}
+                report["logits"].append(line)
+                text = f"ctx {context:6} B {rows:3} {'e4m3' if e4m3 else 'bf16'}"
+                for kind in ("cold", "steady"):
+                    name = min(names, key=lambda n: line["ours"][n][kind][0])
+                    time = line["ours"][name][kind][0]
+                    rate = case.bytes / time / 1e3
+                    text += f" | {kind} {time:6.1f} us {rate:4.0f} GB/s {rate / ceiling:4.0%} {name:13}"
+                    if not e4m3:
+                        text += f" x{line['triton'][kind][0] / time:.2f}"
+                print(text + f" {case.flops / time / 1e6:.0f} TF", flush=True)
+                del case, cases
+
+
+def topk(report):
+    module = Module("topk.cu")
+    shared = 8192 * 8
+    selects = {c: module.kernel(f"topk_select_{c}", 256, shared) for c in (1, 2, 4, 8)}
+    k = 512
+
+    def data(kind, rows, n):
+        if kind == "normal":
+            return torch.randn(rows, n, device=DEVICE)
+        if kind == "zeros":
+            return torch.zeros(rows, n, device=DEVICE)
+        if kind == "sparse":
+            x = torch.randn(rows, n, device=DEVICE)
+            return torch.where(torch.rand(rows, n, device=DEVICE) < 0.001, x.abs(), torch.zeros_like(x))
+        if kind == "rising":
+            return torch.arange(n, device=DEVICE, dtype=torch.float32).expand(rows, n).contiguous()
+        if kind == "spike":
+            x = torch.randn(rows, n, device=DEVICE)
+            x[:, : n // 64] += 30
+            return x
+        return torch.randint(-3, 4, (rows, n), device=DEVICE).float()
+
+    def expected(values, n):
+        """Indices of the largest by (value, later index)."""
+        flipped = values[:n].flip(0)
+        order = torch.sort(flipped, descending=True, stable=True).indices[:min(k, n)]
+        return (n - 1 - order).sort().values
+
+    for rows, n in ((3, 100), (2, 513), (5, 8191), (4, 8192), (3, 8193), (2, 20001 // 4 * 4), (9, 32768), (64, 131072)):
+        for kind in ("normal", "zeros", "sparse", "rising", "spike", "ties"):
+            x = data(kind, rows, (n + 3) // 4 * 4)
+            lengths = torch.full((rows,), n, device=DEVICE, dtype=torch.int32)
+            lengths[0] = max(n // 2, 1)
+            for cluster, select in selects.items():
+                out = torch.full((rows, 2050), -7, device=DEVICE, dtype=torch.int32)
+                select(rows * cluster, x, x.shape[1], lengths - 1, 0, k, out, 2050)
+                torch.cuda.synchronize()
+                for row in {0, rows - 1}:
+                    m = int(lengths[row])
+                    want = expected(x[row], m)
+                    count = int(out[row, 0])
+                    got, bits = out[row, 2:2 + 2 * count:2].long(), out[row, 3:3 + 2 * count:2]
+                    assert count == len(want) and torch.equal(got, want), (kind, rows, n, cluster, row)
+                    assert torch.equal(bits.contiguous().view(torch.float32), x[row, want]), (kind, rows, n, cluster, row)
+                    assert (out[row, 2 + 2 * count:] == -1).all()
+    print("top-k checks passed", flush=True)
+    for rows in (1, 8, 32, 64, 128):
+        for n in (2048, 32768, 131072):
+            x = torch.randn(rows, n, device=DEVICE)
+            lengths = torch.full((rows,), n - 1, device=DEVICE, dtype=torch.int32)
+            out = torch.zeros((rows, 2050), device=DEVICE, dtype=torch.int32)
+            times = {c: bench(lambda: s(rows * c, x, n, lengths, 0, k, out, 2050)) for c, s in selects.items()}
+            cluster = min(times, key=lambda c: times[c][0])
+            line = {"rows": rows, "n": n, "us": times[cluster], "cluster": cluster,
+                    "by_cluster": {c: t[0] for c, t in times.items()}, 
+                    "read_us": bench(lambda: x.amax(dim=1)), "torch_us": bench(lambda: torch.topk(x, min(k, n), dim=1))}
+            floor = rows * n * 4 / report["ceilings"]["copy_gb_s"] / 1e3
+            line["floor_us"] = floor
+            sparse = data("sparse", rows, n)
+            line["sparse_us"] = bench(lambda: selects[cluster](rows * cluster, sparse, n, lengths, 0, k, out, 2050))
+            line["steady_us"] = bench_graph(lambda: selects[cluster](rows * cluster, x, n, lengths, 0, k, out, 2050))
+            line["steady_sparse_us"] = bench_graph(lambda: selects[cluster](rows * cluster, sparse, n, lengths, 0, k, out, 2050))
+            line["steady_read_us"] = bench_graph(lambda: x.amax(dim=1))
+            report["topk"].append(line)
+            print(f"top-k B {rows:3} n {n:6}: {times[cluster][0]:6.1f} us (cluster {cluster}; "
+                  + ", ".join(f"{c}:{t[0]:.1f}" for c, t in times.items())
+                  + f") floor {floor:.1f} amax {line['read_us'][0]:.1f} torch {line['torch_us'][0]:.1f}"
+                  f" sparse {line['sparse_us'][0]:.1f} | steady {line['steady_us'][0]:.1f} sparse {line['steady_sparse_us'][0]:.1f}"
+                  f" amax {line['steady_read_us'][0]:.1f}", flush=True)
+
+
+def main():
+    report = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "triton": triton.__version__,
+              "logits": [], "topk": [], "failures": []}
+    report["ceilings"] = ceilings()
+    print(report["device"], {k: round(v) for k, v in report["ceilings"].items()}, flush=True)
+    print("start", flush=True)
+    variants = [tuple(int(x) for x in v.split(",")) for v in sys.argv[2:]] or [(10, 20, 2)]
+    empty = torch.zeros(1, device=DEVICE)
+    report["empty_us"] = bench(lambda: empty.zero_())
+    print("one-element fill", report["empty_us"], flush=True)
+    for part in (lambda: logits(report, variants), lambda: topk(report)):
+        try:
+            part()
+        except Exception:
+            report["failures"].append(traceback.format_exc())
+            print(report["failures"][-1], flush=True)
+        with open(sys.argv[1], "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+    sys.exit(1 if report["failures"] else 0)
+
+
+if __name__ == "__main__":
+    main()
