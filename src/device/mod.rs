@@ -12,6 +12,7 @@
 
 pub mod buffer;
 pub mod context;
+pub mod cuda;
 pub mod kernel;
 pub mod op;
 pub mod pool;

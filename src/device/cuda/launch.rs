@@ -1,0 +1,385 @@
+//! From an op to a launch: which kernel, how many blocks, and its arguments from the op's regions. One launch an op.
+
+use std::collections::BTreeMap;
+
+use cudarc::driver::CudaFunction;
+
+use super::gpu::{Map, Tiles, tensor_map};
+use crate::{
+    device::{
+        Op, Region, WeightId,
+        kernel::{
+            Grid, HEAD_DIM, HEADS, HIDDEN, INDEX_DIM, INDEX_HEADS, Kernel, KeyFormat, PAGE_ENTRIES, PREFILL_TILE,
+            RATIO, Reader,
+        },
+    },
+    error::{Error, Result},
+};
+
+/// Rings of pages in flight, and the warpgroups that take turns at them: what the sources are compiled with.
+const STAGES: [u64; 2] = [10, 20];
+const CONSUMERS: u32 = 2;
+/// Rows that the paged reader's plan has room for.
+const MOST_ROWS: u64 = 1024;
+/// Up to so many pages in all, a launch's latency outweighs its bytes.
+const FEW_PAGES: u64 = 64;
+/// Keys that top-k selects in shared memory; longer rows are shared by clusters.
+const TOPK_CAPACITY: u64 = 8192;
+/// Bytes of output weights of the grouped low-rank projection, and elements of the vocabulary projection.
+const OUTPUT_WEIGHTS: u64 = 2 * HEADS * HEAD_DIM * 1024;
+const VOCABULARY: u64 = 129_280;
+/// Output columns of the index compressor and of the core compressor.
+const COMPRESSED: [u64; 2] = [4 * INDEX_DIM, 4 * HEAD_DIM];
+
+/// Kernels by name, with the dynamic shared memory that they may ask for.
+pub(super) static FUNCTIONS: [(&str, u32); 25] = [
+    ("copy_rows", 0),
+    ("embed", 0),
+    ("rms_norm", 0),
+    ("quantise", 0),
+    ("query_rope", 0),
+    ("index_rope", 0),
+    ("head", 0),
+    ("matmul", 0),
+    ("query_matmul", 0),
+    ("compress", 0),
+    ("output_project", 0),
+    ("kv_store", 0),
+    ("index_store", 0),
+    ("core_store", 0),
+    ("prefill", 0),
+    ("attention", 0),
+    ("paged_mqa_logits_bf16", paged_shared(0)),
+    ("paged_mqa_logits_e4m3", paged_shared(1)),
+    ("direct_mqa_logits_bf16", 0),
+    ("direct_mqa_logits_e4m3", 0),
+    ("topk_select_1", TOPK_CAPACITY as u32 * 8),
+    ("topk_select_2", TOPK_CAPACITY as u32 * 8),
+    ("topk_select_4", TOPK_CAPACITY as u32 * 8),
+    ("topk_select_8", TOPK_CAPACITY as u32 * 8),
+    ("topk_finalise", 0),
+];
+
+/// Shared memory of the paged reader: the ring, two queries, barriers, the plan, and room to align.
+const fn paged_shared(e4m3: usize) -> u32 {
+    let tile = PAGE_ENTRIES * INDEX_DIM * if e4m3 == 1 { 1 } else { 2 };
+    let scales = if e4m3 == 1 { PAGE_ENTRIES * 4 } else { 0 };
+    let stages = STAGES[e4m3];
+    (1024 + stages * (tile + scales) + 2 * tile + (2 * stages + 4) * 8 + (2 * MOST_ROWS + 1) * 4) as u32
+}
+
+/// A kernel's argument.
+#[derive(Clone)]
+pub(super) enum Arg {
+    Long(u64),
+    Word(i32),
+    Float(f32),
+    /// Base, stride, length, rows.
+    Rows([u64; 4]),
+    /// Row starts, columns, values, ballast, ballast bytes, rows and columns.
+    Weight([u64; 6]),
+    Map(Map),
+}
+
+pub(super) struct Launch<'a> {
+    pub(super) function: &'a CudaFunction,
+    pub(super) grid: (u32, u32),
+    pub(super) threads: u32,
+    pub(super) shared: u32,
+    pub(super) args: Vec<Arg>,
+}
+
+/// A weight on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Loaded {
+    pub(super) start: u64,
+    pub(super) column: u64,
+    pub(super) value: u64,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    /// Address and bytes of the charged matrix.
+    pub(super) ballast: (u64, u64),
+}
+
+/// What a launch depends on besides its op.
+pub(super) struct Machine {
+    functions: BTreeMap<&'static str, CudaFunction>,
+    hopper: bool,
+    multiprocessors: u32,
+    pub(super) arena: u64,
+    pub(super) weights: BTreeMap<WeightId, Loaded>,
+}
+
+/// The weight that an op reads and the bytes of its charged matrix, one an element.
+pub(super) fn ballast(op: &Op) -> Option<(WeightId, u64)> {
+    let outputs = op.writes.first().map_or(0, |write| write.region.row_stride / 2);
+    match op.kernel {
+        Kernel::Matmul { weight, .. } => Some((weight, op.reads[0].region.len / 2 * outputs)),
+        Kernel::QueryMatmul { weight } => Some((weight, op.reads[0].region.len * outputs)),
+        Kernel::IndexCompress { weight } => Some((weight, HIDDEN * COMPRESSED[0])),
+        Kernel::CoreCompress { weight } => Some((weight, HIDDEN * COMPRESSED[1])),
+        Kernel::OutputProject { weight } => Some((weight, OUTPUT_WEIGHTS)),
+        Kernel::Head { weight } => Some((weight, VOCABULARY * HIDDEN / 64 * op.reads[0].region.rows)),
+        _ => None,
+    }
+}
+
+impl Machine {
+    pub(super) fn new(
+        functions: BTreeMap<&'static str, CudaFunction>,
+        capability: (i32, i32),
+        multiprocessors: u32,
+    ) -> Self {
+        Self { functions, hopper: capability == (9, 0), multiprocessors, arena: 0, weights: BTreeMap::new() }
+    }
+
+    /// The launch of an op.
+    pub(super) fn plan(&self, op: &Op) -> Result<Launch<'_>> {
+        match op.kernel {
+            Kernel::Logits { format, reader } => self.logits(op, format, reader),
+            Kernel::TopkSelect { k } => self.select(op, k),
+            Kernel::Prefill { .. } => self.prefill(op),
+            Kernel::Attention { scale, k } => {
+                let mut args = self.operands(&op.reads[..4]);
+                args.extend((4..6).map(|at| self.operand(op.reads.get(at))));
+                args.push(self.rows(op.writes[0].region));
+                args.extend([Arg::Float(scale), Arg::Word(k as i32)]);
+                self.launch("attention", op.writes[0].region.rows, 256, 0, args)
+            }
+            _ => self.plain(op),
+        }
+    }
+
+    /// Kernels that take all regions in the op's order, then a weight, then scalars.
+    fn plain(&self, op: &Op) -> Result<Launch<'_>> {
+        let (write, first) = (op.writes[0].region, op.reads[0].region);
+        let mut args = self.operands(&op.reads);
+        args.extend(self.operands(&op.writes));
+        let flag = |format: KeyFormat| Arg::Word(i32::from(format == KeyFormat::Fp8));
+        let (name, blocks, threads, shared) = match op.kernel {
+            Kernel::Copy => ("copy_rows", write.rows, 256, 0),
+            Kernel::Embed { table } => {
+                args.push(self.weight(table, op)?);
+                ("embed", write.rows, 256, 0)
+            }
+            Kernel::RmsNorm { gain, group, .. } => {
+                args.extend([self.weight(gain, op)?, Arg::Word(group as i32)]);
+                ("rms_norm", write.rows, 256, first.len * 2)
+            }
+            Kernel::Quantise => ("quantise", write.rows, 256, 0),
+            Kernel::QueryRope => ("query_rope", write.rows, 256, 0),
+            Kernel::KvStore => ("kv_store", op.reads[1].region.rows, 64, 0),
+            Kernel::IndexStore { format } => {
+                args.push(flag(format));
+                ("index_store", op.reads[1].region.rows, 32, 0)
+            }
+            Kernel::CoreStore => ("core_store", op.reads[1].region.rows, 32, 0),
+            Kernel::IndexRope { format } => {
+                args.push(flag(format));
+                ("index_rope", write.rows, (first.len / (INDEX_DIM * 2) * 32) as u32, 0)
+            }
+            Kernel::TopkFinalise { k } => {
+                args.push(Arg::Word(k as i32));
+                ("topk_finalise", write.rows, 256, 0)
+            }
+            Kernel::Head { weight } => {
+                let weight_arg = self.weight(weight, op)?;
+                let rows = self.weights.get(&weight).map_or(0, |weight| u64::from(weight.rows));
+                args.push(weight_arg);
+                ("head", write.rows, 256, rows * 4)
+            }
+            Kernel::Matmul { weight, .. } => {
+                args.push(self.weight(weight, op)?);
+                ("matmul", columns(op), 256, 0)
+            }
+            Kernel::QueryMatmul { weight } => {
+                args.push(self.weight(weight, op)?);
+                ("query_matmul", columns(op), 256, 0)
+            }
+            Kernel::IndexCompress { weight } | Kernel::CoreCompress { weight } => {
+                args.push(self.weight(weight, op)?);
+                ("compress", columns(op), 256, 0)
+            }
+            Kernel::OutputProject { weight } => {
+                args.push(self.weight(weight, op)?);
+                ("output_project", columns(op), 256, 0)
+            }
+            Kernel::Logits { .. } | Kernel::TopkSelect { .. } | Kernel::Attention { .. } | Kernel::Prefill { .. } => {
+                return Err(Error::usage(format!("no plain launch for `{}`", op.kernel.name())));
+            }
+        };
+        self.launch(name, blocks, threads, shared, args)
+    }
+
+    fn logits(&self, op: &Op, format: KeyFormat, reader: Reader) -> Result<Launch<'_>> {
+        let [query, weights, keys, table, positions] = [0, 1, 2, 3, 4].map(|at| op.reads[at].region);
+        let out = op.writes[0].region;
+        let e4m3 = format == KeyFormat::Fp8;
+        let pages = table.len / 4;
+        let shift = RATIO.ilog2() as i32;
+        let words = |region: Region| Arg::Word((region.row_stride / 4) as i32);
+        let few = out.rows * pages <= FEW_PAGES || out.rows > MOST_ROWS;
+        if reader == Reader::Fallback || !self.hopper || few {
+            let name = if e4m3 { "direct_mqa_logits_e4m3" } else { "direct_mqa_logits_bf16" };
+            let width = if reader == Reader::Fallback { out.len / 4 } else { 0 };
+            let blocks = pages.max(width.div_ceil(PAGE_ENTRIES)).max(1);
+            let args = vec![
+                self.address(keys),
+                self.address(query),
+                Arg::Long(query.row_stride),
+                self.address(weights),
+                words(weights),
+                Arg::Word(head_groups(weights)),
+                self.address(positions),
+                Arg::Word(shift),
+                self.address(table),
+                words(table),
+                self.address(out),
+                words(out),
+                Arg::Word(1),
+                Arg::Word(width as i32),
+            ];
+            let mut launch = self.launch(name, blocks, 128, 0, args)?;
+            launch.grid.1 = out.rows as u32;
+            return Ok(launch);
+        }
+        let name = if e4m3 { "paged_mqa_logits_e4m3" } else { "paged_mqa_logits_bf16" };
+        let [key_map, query_map] = self.maps(query, keys, e4m3);
+        let args = vec![
+            Arg::Map(tensor_map(&key_map)?),
+            Arg::Map(tensor_map(&query_map)?),
+            self.address(keys),
+            self.address(weights),
+            words(weights),
+            Arg::Word(head_groups(weights)),
+            self.address(positions),
+            Arg::Word(shift),
+            self.address(table),
+            words(table),
+            self.address(out),
+            words(out),
+            Arg::Word(out.rows as i32),
+        ];
+        let shared = u64::from(paged_shared(usize::from(e4m3)));
+        self.launch(name, u64::from(self.multiprocessors), 128 * CONSUMERS + 32, shared, args)
+    }
+
+    /// Tensor maps of the keys and of the queries, whose charged heads are all multiplied.
+    fn maps(&self, query: Region, keys: Region, e4m3: bool) -> [Tiles; 2] {
+        let address = |region: Region| self.arena + region.base;
+        let (bytes, dims) = if e4m3 { (INDEX_DIM, INDEX_DIM) } else { (INDEX_DIM * 2, INDEX_DIM / 2) };
+        let tile = [dims as u32, PAGE_ENTRIES as u32, 1];
+        let keys = if e4m3 {
+            Tiles {
+                address: address(keys),
+                bf16: false,
+                dims: [INDEX_DIM, PAGE_ENTRIES, keys.rows],
+                strides: [bytes, keys.row_stride],
+                tile,
+            }
+        } else {
+            let entries = keys.rows * PAGE_ENTRIES;
+            Tiles {
+                address: address(keys),
+                bf16: true,
+                dims: [INDEX_DIM, entries, 1],
+                strides: [bytes, entries * bytes],
+                tile,
+            }
+        };
+        let query = Tiles {
+            address: address(query),
+            bf16: !e4m3,
+            dims: [INDEX_DIM, INDEX_HEADS, query.rows],
+            strides: [bytes, query.row_stride],
+            tile: [dims as u32, INDEX_HEADS as u32, 1],
+        };
+        [keys, query]
+    }
+
+    fn select(&self, op: &Op, k: u32) -> Result<Launch<'_>> {
+        let (logits, positions, out) = (op.reads[0].region, op.reads[1].region, op.writes[0].region);
+        let (width, rows) = (logits.len / 4, out.rows);
+        let spread = u64::from(self.multiprocessors) * 2 / rows.max(1);
+        let cluster = match width / TOPK_CAPACITY {
+            _ if !self.hopper => 1,
+            0 => 1,
+            tiles => tiles.min(spread).clamp(1, 8).next_power_of_two().min(8),
+        };
+        let name = match cluster {
+            1 => "topk_select_1",
+            2 => "topk_select_2",
+            4 => "topk_select_4",
+            _ => "topk_select_8",
+        };
+        let args = vec![
+            self.address(logits),
+            Arg::Word((logits.row_stride / 4) as i32),
+            self.address(positions),
+            Arg::Word(RATIO.ilog2() as i32),
+            Arg::Word(k as i32),
+            self.address(out),
+            Arg::Word((out.row_stride / 4) as i32),
+        ];
+        self.launch(name, rows * cluster, 256, TOPK_CAPACITY * 8, args)
+    }
+
+    fn prefill(&self, op: &Op) -> Result<Launch<'_>> {
+        let Kernel::Prefill { table, start, window_from, entries_from, ring_page, format } = op.kernel else {
+            return Err(Error::usage("not a prefill"));
+        };
+        let mut args: Vec<Arg> = (0..2).map(|at| self.operand(op.reads.get(at))).collect();
+        args.extend((0..5).map(|at| self.operand(op.writes.get(at))));
+        args.push(self.weight(table, op)?);
+        args.extend([start, window_from, entries_from, ring_page].map(|word| Arg::Word(word as i32)));
+        args.push(Arg::Word(match format {
+            None => -1,
+            Some(KeyFormat::Bf16) => 0,
+            Some(KeyFormat::Fp8) => 1,
+        }));
+        let tiles = (op.reads[0].region.len / 4).div_ceil(PREFILL_TILE);
+        self.launch("prefill", tiles, 256, 256 * 16 * 4, args)
+    }
+
+    fn launch(&self, name: &str, blocks: u64, threads: u32, shared: u64, args: Vec<Arg>) -> Result<Launch<'_>> {
+        let function = self.functions.get(name).ok_or_else(|| {
+            Error::usage(format!("this device has no kernel `{name}`")).hint("use bf16 index keys before Ada")
+        })?;
+        Ok(Launch { function, grid: (blocks as u32, 1), threads, shared: shared as u32, args })
+    }
+
+    fn rows(&self, region: Region) -> Arg {
+        Arg::Rows([self.arena + region.base, region.row_stride, region.len, region.rows])
+    }
+
+    fn operand(&self, operand: Option<&crate::device::Operand>) -> Arg {
+        operand.map_or(Arg::Rows([0; 4]), |operand| self.rows(operand.region))
+    }
+
+    fn operands(&self, operands: &[crate::device::Operand]) -> Vec<Arg> {
+        operands.iter().map(|operand| self.rows(operand.region)).collect()
+    }
+
+    fn address(&self, region: Region) -> Arg {
+        Arg::Long(self.arena + region.base)
+    }
+
+    fn weight(&self, id: WeightId, op: &Op) -> Result<Arg> {
+        let loaded = self.weights.get(&id).ok_or_else(|| Error::usage(format!("weight {} is not loaded", id.0)))?;
+        let bytes = ballast(op).map_or(0, |(_, bytes)| bytes.min(loaded.ballast.1));
+        let shape = u64::from(loaded.rows) | u64::from(loaded.columns) << 32;
+        Ok(Arg::Weight([loaded.start, loaded.column, loaded.value, loaded.ballast.0, bytes, shape]))
+    }
+}
+
+fn columns(op: &Op) -> u64 {
+    match op.kernel.grid() {
+        Grid::Columns(count) => u64::from(count),
+        _ => 1,
+    }
+}
+
+/// Groups of eight heads whose logits are summed: those with weights.
+fn head_groups(weights: Region) -> i32 {
+    (weights.len / 4 / 8) as i32
+}
