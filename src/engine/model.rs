@@ -16,6 +16,7 @@ use super::{
 use crate::{
     device::{
         CapturedGraph, Device,
+        cuda::{self, Cuda},
         kernel::{Kernel, PAGE_TOKENS, SPAN},
         sim::{self, RaceHit, Stats, reference::Reference},
     },
@@ -40,7 +41,7 @@ pub struct Model {
 impl Model {
     /// The model as the toggles say, with `pages` leasable pages, on the device that they choose.
     pub fn new(toggles: &Toggles, pages: u32) -> Result<Self> {
-        Self::on(open_device(toggles), toggles, pages, &Weights::new(toggles.max_context))
+        Self::on(open_device(toggles)?, toggles, pages, &Weights::new(toggles.max_context))
     }
 
     /// The model with given weights on a given device.
@@ -188,9 +189,11 @@ impl TokenModel for Model {
 }
 
 /// The device that the toggles choose.
-fn open_device(toggles: &Toggles) -> Device {
+fn open_device(toggles: &Toggles) -> Result<Device> {
     match toggles.device {
-        DeviceChoice::Auto | DeviceChoice::Sim | DeviceChoice::Cuda => virtual_gpu(toggles),
+        DeviceChoice::Cuda => Ok(Device::new(Box::new(Cuda::open(0)?))),
+        DeviceChoice::Auto if cuda::device_count() > 0 => Ok(Device::new(Box::new(Cuda::open(0)?))),
+        DeviceChoice::Auto | DeviceChoice::Sim => Ok(virtual_gpu(toggles)),
     }
 }
 
