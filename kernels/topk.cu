@@ -7,10 +7,10 @@
 
 #include "common.cuh"
 
-#define THREADS 256
+#define THREADS 1024
 #define SAMPLE 4096
 #define CAPACITY 8192
-#define DIGIT 10
+#define DIGIT 12
 #define BINS (1 << DIGIT)
 #define MAP_WORDS 4096
 #define HEADER 2
@@ -217,53 +217,45 @@ __device__ __forceinline__ u64 sampled_bound(Scratch &s, const float4 *vectors, 
   return bound_of(s, Gathered{kept}, SAMPLE, target, target + 16, 0, 64);
 }
 
+// Keeps what of four values a lane reaches the bound: one counter update a warp.
+__device__ __forceinline__ void keep(Scratch &s, u64 *kept, float4 vector, u32 index, u32 size, u64 bound, u32 &highest) {
+  float values[4] = {vector.x, vector.y, vector.z, vector.w};
+  u32 least = static_cast<u32>(bound >> 32), votes[4], all = 0;
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    u32 order = ordered(values[i]);
+    bool reaches = index + i < size && (order > least || (order == least && index + i >= static_cast<u32>(bound)));
+    if (reaches) highest = max(highest, order);
+    votes[i] = __ballot_sync(FULL_WARP, reaches);
+    all += __popc(votes[i]);
+  }
+  if (all == 0) return;
+  u32 lane = threadIdx.x & 31, start = 0;
+  if (lane == 0) start = atomicAdd(&s.kept, all);
+  start = __shfl_sync(FULL_WARP, start, 0);
+#pragma unroll
+  for (u32 i = 0; i < 4; ++i) {
+    u32 slot = start + __popc(votes[i] & ((1u << lane) - 1));
+    if ((votes[i] >> lane & 1) && slot < CAPACITY) kept[slot] = composite(values[i], index + i);
+    start += __popc(votes[i]);
+  }
+}
+
 // Keeps what of one block's share of the row reaches the bound, and returns the highest order met.
 __device__ __forceinline__ u32 stream(Scratch &s, const float4 *vectors, u64 *kept, u32 size, u64 bound, u32 rank,
                                       u32 step) {
-  // One comparison of floats lets nothing wanted escape and little else through; the composite then decides. Before the
-  // first index that a tie may have, equal floats do not pass; `below` is the next float down, so that they do.
-  u32 order = static_cast<u32>(bound >> 32);
-  float below = unordered(order - 1), least = unordered(order);
-  if (least == 0.f) {
-    // Zeros are equal floats, and only one of them is the bound.
-    below = -__int_as_float(1);
-    if (__float_as_uint(least) != 0) least = below;
-  }
-  u32 highest = 0, end = (size + 3) / 4, ties_from = static_cast<u32>(bound);
-  float4 next[DEPTH];
-  auto load = [&](u32 start) {
-#pragma unroll
-    for (u32 i = 0; i < DEPTH; ++i) {
-      u32 at = start + i * THREADS;
-      next[i] = at < end ? vectors[at] : make_float4(-infinity(), -infinity(), -infinity(), -infinity());
-    }
-  };
-  load(rank * TILE + threadIdx.x);
+  u32 highest = 0, end = (size + 3) / 4;
 #pragma unroll 1
-  for (u32 start = rank * TILE + threadIdx.x; start - threadIdx.x < end; start += step * TILE) {
+  for (u32 start = rank * TILE; start < end; start += step * TILE) {
     float4 tile[DEPTH];
 #pragma unroll
-    for (u32 i = 0; i < DEPTH; ++i) tile[i] = next[i];
-    load(start + step * TILE);
+    for (u32 i = 0; i < DEPTH; ++i) {
+      u32 at = start + i * THREADS + threadIdx.x;
+      tile[i] = at < end ? vectors[at] : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
 #pragma unroll
     for (u32 i = 0; i < DEPTH; ++i) {
-      float values[4] = {tile[i].x, tile[i].y, tile[i].z, tile[i].w};
-      u32 mine = 0, first = 4 * (start + i * THREADS);
-      float limit = first + 3 >= ties_from ? below : least;
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) mine |= !(values[j] <= limit) ? 1u << j : 0;
-#pragma unroll 1
-      while (mine) {
-        u32 j = __ffs(mine) - 1;
-        mine &= mine - 1;
-        float value = j == 0 ? values[0] : j == 1 ? values[1] : j == 2 ? values[2] : values[3];
-        u64 key = composite(value, first + j);
-        if (first + j < size && key >= bound) {
-          highest = max(highest, static_cast<u32>(key >> 32));
-          u32 slot = atomicAdd(&s.kept, 1);
-          if (slot < CAPACITY) kept[slot] = key;
-        }
-      }
+      keep(s, kept, tile[i], 4 * (start + i * THREADS + threadIdx.x), size, bound, highest);
     }
   }
   return highest;

@@ -233,7 +233,7 @@ def logits(report, variants):
 def topk(report):
     module = Module("topk.cu")
     shared = 8192 * 8
-    selects = {c: module.kernel(f"topk_select_{c}", 256, shared) for c in (1, 2, 4, 8)}
+    selects = {c: module.kernel(f"topk_select_{c}", 1024, shared) for c in (1, 2, 4, 8)}
     k = 512
 
     def data(kind, rows, n):

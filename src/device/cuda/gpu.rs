@@ -246,11 +246,11 @@ pub(super) fn driver_version() -> Result<i32> {
 }
 
 /// Every kernel that the modules have, with its shared memory allowed.
-pub(super) fn functions(modules: &[Arc<CudaModule>]) -> Result<BTreeMap<&'static str, CudaFunction>> {
+pub(super) fn functions(modules: &BTreeMap<&str, Arc<CudaModule>>) -> Result<BTreeMap<&'static str, CudaFunction>> {
     let mut functions = BTreeMap::new();
-    for (name, shared) in FUNCTIONS {
+    for (file, name, shared) in FUNCTIONS {
         // Kernels of newer architectures are missing from older devices' modules.
-        let Some(function) = modules.iter().find_map(|module| module.load_function(name).ok()) else { continue };
+        let Some(function) = modules.get(file).and_then(|module| module.load_function(name).ok()) else { continue };
         if shared > 48 << 10 {
             let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function

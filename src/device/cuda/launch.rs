@@ -25,39 +25,41 @@ const MOST_ROWS: u64 = 1024;
 const FEW_PAGES: u64 = 64;
 /// Keys that top-k selects in shared memory; longer rows are shared by clusters.
 const TOPK_CAPACITY: u64 = 8192;
+/// Keys that one block of a cluster takes at least.
+const TOPK_SHARE: u64 = 32_768;
 /// Bytes of output weights of the grouped low-rank projection, and elements of the vocabulary projection.
 const OUTPUT_WEIGHTS: u64 = 2 * HEADS * HEAD_DIM * 1024;
 const VOCABULARY: u64 = 129_280;
 /// Output columns of the index compressor and of the core compressor.
 const COMPRESSED: [u64; 2] = [4 * INDEX_DIM, 4 * HEAD_DIM];
 
-/// Kernels by name, with the dynamic shared memory that they may ask for.
-pub(super) static FUNCTIONS: [(&str, u32); 25] = [
-    ("copy_rows", 0),
-    ("embed", 0),
-    ("rms_norm", 0),
-    ("quantise", 0),
-    ("query_rope", 0),
-    ("index_rope", 0),
-    ("head", 0),
-    ("matmul", 0),
-    ("query_matmul", 0),
-    ("compress", 0),
-    ("output_project", 0),
-    ("kv_store", 0),
-    ("index_store", 0),
-    ("core_store", 0),
-    ("prefill", 0),
-    ("attention", 0),
-    ("paged_mqa_logits_bf16", paged_shared(0)),
-    ("paged_mqa_logits_e4m3", paged_shared(1)),
-    ("direct_mqa_logits_bf16", 0),
-    ("direct_mqa_logits_e4m3", 0),
-    ("topk_select_1", TOPK_CAPACITY as u32 * 8),
-    ("topk_select_2", TOPK_CAPACITY as u32 * 8),
-    ("topk_select_4", TOPK_CAPACITY as u32 * 8),
-    ("topk_select_8", TOPK_CAPACITY as u32 * 8),
-    ("topk_finalise", 0),
+/// Kernels with their files and the dynamic shared memory that they may ask for.
+pub(super) static FUNCTIONS: [(&str, &str, u32); 25] = [
+    ("rows.cu", "copy_rows", 0),
+    ("rows.cu", "embed", 0),
+    ("rows.cu", "rms_norm", 0),
+    ("rows.cu", "quantise", 0),
+    ("rows.cu", "query_rope", 0),
+    ("rows.cu", "index_rope", 0),
+    ("rows.cu", "head", 0),
+    ("matmul.cu", "matmul", 0),
+    ("matmul.cu", "query_matmul", 0),
+    ("matmul.cu", "compress", 0),
+    ("matmul.cu", "output_project", 0),
+    ("cache.cu", "kv_store", 0),
+    ("cache.cu", "index_store", 0),
+    ("cache.cu", "core_store", 0),
+    ("cache.cu", "prefill", 0),
+    ("attention.cu", "attention", 0),
+    ("logits.cu", "paged_mqa_logits_bf16", paged_shared(0)),
+    ("logits.cu", "paged_mqa_logits_e4m3", paged_shared(1)),
+    ("logits.cu", "direct_mqa_logits_bf16", 0),
+    ("logits.cu", "direct_mqa_logits_e4m3", 0),
+    ("topk.cu", "topk_select_1", TOPK_CAPACITY as u32 * 8),
+    ("topk.cu", "topk_select_2", TOPK_CAPACITY as u32 * 8),
+    ("topk.cu", "topk_select_4", TOPK_CAPACITY as u32 * 8),
+    ("topk.cu", "topk_select_8", TOPK_CAPACITY as u32 * 8),
+    ("topk.cu", "topk_finalise", 0),
 ];
 
 /// Shared memory of the paged reader: the ring, two queries, barriers, the plan, and room to align.
@@ -300,12 +302,10 @@ impl Machine {
     fn select(&self, op: &Op, k: u32) -> Result<Launch<'_>> {
         let (logits, positions, out) = (op.reads[0].region, op.reads[1].region, op.writes[0].region);
         let (width, rows) = (logits.len / 4, out.rows);
-        let spread = u64::from(self.multiprocessors) * 2 / rows.max(1);
-        let cluster = match width / TOPK_CAPACITY {
-            _ if !self.hopper => 1,
-            0 => 1,
-            tiles => tiles.min(spread).clamp(1, 8).next_power_of_two().min(8),
-        };
+        // A block a multiprocessor: more clusters than fit at once would wait for each other.
+        let spread = u64::from(self.multiprocessors) / rows.max(1);
+        let tiles = width / TOPK_SHARE;
+        let cluster = if self.hopper && tiles > 1 { 1 << tiles.min(spread).clamp(1, 8).ilog2() } else { 1 };
         let name = match cluster {
             1 => "topk_select_1",
             2 => "topk_select_2",
@@ -321,7 +321,7 @@ impl Machine {
             self.address(out),
             Arg::Word((out.row_stride / 4) as i32),
         ];
-        self.launch(name, rows * cluster, 256, TOPK_CAPACITY * 8, args)
+        self.launch(name, rows * cluster, 1024, TOPK_CAPACITY * 8, args)
     }
 
     fn prefill(&self, op: &Op) -> Result<Launch<'_>> {

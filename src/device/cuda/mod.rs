@@ -65,11 +65,11 @@ impl Cuda {
     pub fn open(ordinal: usize) -> Result<Self> {
         let gpu = Gpu::start(ordinal)?;
         let mut kernels = BTreeMap::new();
-        let mut modules = Vec::new();
+        let mut modules = BTreeMap::new();
         for source in &compile::SOURCES {
             let (hash, image) = compile::image(source, gpu.capability())?;
             kernels.insert(source.name, hash);
-            modules.push(gpu.load(source.name, image)?);
+            modules.insert(source.name, gpu.load(source.name, image)?);
         }
         let functions = gpu::functions(&modules)?;
         let description = Description {
