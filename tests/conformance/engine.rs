@@ -1,6 +1,6 @@
 //! The engine on a GPU: every arm answers dictated calls, and what a step costs in each. Prints JSON lines.
 
-use serde_json::json;
+use serde_json::{Value, json};
 use toolstorm::{
     clock::Clock,
     engine::{
@@ -49,21 +49,18 @@ fn model(pairs: Pairs, rows: u32, longest: u32) -> Model {
     Model::new(&toggles, 1 + rows * longest.div_ceil(PAGE)).expect("a model")
 }
 
-fn dictated(arm: &str, pairs: Pairs, rows: u32, context: u32, turns: u32) -> u32 {
+fn dictated(arm: &str, pairs: Pairs, rows: u32, context: u32, turns: u32) -> (u32, Value) {
     let mut model = model(pairs, rows, context);
     let clock = Clock::start();
     let outcome = dictate(&mut model, Load { rows, context, turns }, Seed(u64::from(rows))).expect("a run");
     let seconds = clock.elapsed().as_secs_f64();
-    println!(
-        "{}",
-        json!({
-            "arm": arm, "rows": rows, "context": context, "turns": outcome.turns, "wrong": outcome.wrong, "tokens": outcome.tokens,
-            "steps": model.steps(), "seconds": seconds,
-            "ge_diff": model.differential().map(|found| (found.samples, found.divergences)),
-            "canary_hits": model.canary().map(|found| found.hits),
-        })
-    );
-    outcome.wrong
+    let line = json!({
+        "arm": arm, "rows": rows, "context": context, "turns": outcome.turns, "wrong": outcome.wrong,
+        "tokens": outcome.tokens, "steps": model.steps(), "seconds": seconds,
+        "ge_diff": model.differential().map(|found| (found.samples, found.divergences)),
+        "canary_hits": model.canary().map(|found| found.hits),
+    });
+    (outcome.wrong, line)
 }
 
 #[test]
@@ -73,13 +70,15 @@ fn arms_answer_dictated_calls() {
     for (arm, must_be_right, pairs) in ARMS {
         // The canary reads every live page twice a step, from the host.
         let turns = if *arm == "canary" { 32 } else { 256 };
-        if dictated(arm, pairs, 64, CONTEXTS[1], turns) > 0 && *must_be_right {
+        let (wrong, line) = dictated(arm, pairs, 64, CONTEXTS[1], turns);
+        println!("{line}");
+        if wrong > 0 && *must_be_right {
             failed.push(*arm);
         }
     }
     for context in CONTEXTS {
         for rows in [1, 2, 4, 8, 16, 32, 64, 128] {
-            dictated("baseline", &[BF16], rows, context, 4 * rows.clamp(4, 64));
+            println!("{}", dictated("baseline", &[BF16], rows, context, 4 * rows.clamp(4, 64)).1);
         }
     }
     assert!(failed.is_empty(), "wrong bytes where none may be: {failed:?}");
