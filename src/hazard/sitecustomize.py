@@ -70,6 +70,6 @@ def _hand_over():
 
 if os.environ.get("TOOLSTORM_CAPTURE_DIR"):
     sys.meta_path.insert(
-        0, _Finder(os.environ["TOOLSTORM_CAPTURE_DIR"], os.environ.get("TOOLSTORM_CAPTURE_MARKS", "calls"))
+        0, _Finder(os.environ["TOOLSTORM_CAPTURE_DIR"], os.environ.get("TOOLSTORM_CAPTURE_MARKS", "both"))
     )
 _hand_over()

@@ -28,7 +28,7 @@ HISTORY_ENTRIES = 1_000_000
 FRAMES = 8
 
 
-def toolstorm_capture(path, marks="dispatch"):
+def toolstorm_capture(path, marks="both"):
     """Context manager: every CUDA graph captured inside is written to `path` (then `path`-2, ...)."""
     import torch
 
@@ -62,7 +62,7 @@ def _installed(graph_class, target, marks):
         undo()
 
 
-def install(graph_class, target, marks="dispatch", strict=False):
+def install(graph_class, target, marks="both", strict=False):
     """Wrap the class's capture so that each graph is written to `target()`; returns what undoes it.
 
     Unless `strict`, a failure of ours is told on stderr and never reaches the program.
@@ -129,16 +129,18 @@ class _Recorder:
         self.live = _live(snapshot, self.device)
         self.start = len(snapshot["device_traces"][self.device])
         self.marks = _Marks(torch, self.device)
-        self.watch = _Calls(self.marks) if marks == "calls" else _dispatch_mode(self.marks)
+        self.watches = [make(self.marks) for make in _WATCHES[marks]]
         self.name = _bucket()
 
     def begin(self):
         self.marks.begin()
-        self.watch.__enter__()
+        for watch in self.watches:
+            watch.__enter__()
         return self
 
     def end(self):
-        self.watch.__exit__(None, None, None)
+        for watch in reversed(self.watches):
+            watch.__exit__(None, None, None)
         self.marks.mark()
 
     def write(self, graph, path):
@@ -160,6 +162,7 @@ class _Marks:
         self.torch, self.device, self.cu = torch, device, _driver()
         self.graph, self.marks, self.stacks, self.known = None, [], [], {}
         self.allocated, self.freed = self._counts()
+        self.busy = False
 
     def begin(self):
         stream = self.torch.cuda.current_stream(self.device).cuda_stream
@@ -173,12 +176,20 @@ class _Marks:
     def nodes(self):
         return int(_checked(self.cu.cuGraphGetNodes(self.graph, 0))[-1])
 
-    def mark(self, nodes=None):
-        nodes = self.nodes() if nodes is None else nodes
+    def mark(self):
+        self.busy = True
         allocated, freed = self._counts()
-        mark = [nodes, allocated - self.allocated, freed - self.freed, self._stack()]
+        mark = [self.nodes(), allocated - self.allocated, freed - self.freed, self._stack()]
         if not self.marks or self.marks[-1] != mark:
             self.marks.append(mark)
+        self.busy = False
+
+    def mark_if_grown(self):
+        self.busy = True
+        grown = self.nodes() != self.marks[-1][0]
+        self.busy = False
+        if grown:
+            self.mark()
 
     def _stack(self):
         frames = _user_stack(sys._getframe(1))
@@ -190,21 +201,14 @@ class _Marks:
 
 
 class _Calls:
-    """Marks after every call into C that added nodes: blind to how kernels are launched, and so to nothing."""
+    """Marks after every call into C that added nodes: sees kernels that are launched past the dispatcher (Triton)."""
 
     def __init__(self, marks):
-        self.marks, self.count, self.previous = marks, 0, None
+        self.marks, self.previous = marks, None
 
     def _event(self, frame, event, argument):
-        if event == "c_return":
-            sys.setprofile(None)
-            try:
-                nodes = self.marks.nodes()
-                if nodes != self.count:
-                    self.count = nodes
-                    self.marks.mark(nodes)
-            finally:
-                sys.setprofile(self._event)
+        if event == "c_return" and not self.marks.busy:
+            self.marks.mark_if_grown()
 
     def __enter__(self):
         self.previous = sys.getprofile()
@@ -229,6 +233,8 @@ def _dispatch_mode(marks):
     return Dispatch()
 
 
+# Operators such as `a @ b` are no calls to Python's profiler, Triton kernels none to the dispatcher: "both" sees both.
+_WATCHES = {"dispatch": [_dispatch_mode], "calls": [_Calls], "both": [_dispatch_mode, _Calls]}
 _ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free")
 
 

@@ -103,7 +103,7 @@ fn run_context(folder: &Path, marks: &str) {
 
 #[test]
 fn the_context_manager_and_the_function_export() {
-    for marks in ["dispatch", "calls"] {
+    for marks in ["dispatch", "calls", "both"] {
         let folder = tempfile::tempdir().unwrap();
         run_context(folder.path(), marks);
         let read = |file: &str| -> Graph {

@@ -13,6 +13,8 @@ use nix::{
     unistd::Pid,
 };
 
+use tempfile::TempDir;
+
 use super::Args;
 use crate::{
     env,
@@ -27,33 +29,70 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Runs the command until it is ready or ends, and reads what it captured.
 pub(super) fn captures(args: &Args, console: Console) -> Result<Vec<Capture>> {
-    let kept = args.captures_dir.as_ref().map(|dir| fs::create_dir_all(dir).map(|()| dir.clone())).transpose();
-    let kept = kept.map_err(|e| Error::usage(format!("--captures-dir: {e}")))?;
-    let temporary = tempfile::tempdir().map_err(|e| Error::usage(format!("no temporary folder: {e}")))?;
-    let folder = kept.unwrap_or_else(|| temporary.path().join("captures"));
-    let modules = temporary.path().join("modules");
-    install(&modules, &folder)?;
+    let exporter = Exporter::new(args.captures_dir.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| Error::usage(format!("no runtime for --launch: {e}")))?;
-    runtime.block_on(watch(args, &modules, &folder, console))?;
-    read(&folder, console)
+    runtime.block_on(watch(args, &exporter, console))?;
+    exporter.captures()
 }
 
-/// Puts the exporter where the child's Python finds it before anything else.
-fn install(modules: &Path, folder: &Path) -> Result<()> {
-    let put = || {
-        fs::create_dir_all(modules)?;
-        fs::create_dir_all(folder)?;
-        fs::write(modules.join("sitecustomize.py"), torch::SITECUSTOMIZE)?;
-        fs::write(modules.join("toolstorm_capture.py"), torch::EXPORTER)
-    };
-    put().map_err(|e: std::io::Error| Error::usage(format!("cannot install the exporter: {e}")))
+/// What makes a Python process export its captured graphs: modules on its path, and a folder to write to.
+pub(in crate::cli) struct Exporter {
+    modules: TempDir,
+    captures: PathBuf,
 }
 
-async fn watch(args: &Args, modules: &Path, folder: &Path, console: Console) -> Result<()> {
-    let mut server = Group(start(&args.command, modules, folder)?);
+impl Exporter {
+    /// Exports to `captures`, or to a folder that goes with this value.
+    pub(in crate::cli) fn new(captures: Option<&Path>) -> Result<Self> {
+        let install = || {
+            let modules = tempfile::tempdir()?;
+            let captures = captures.map_or_else(|| modules.path().join("captures"), Path::to_owned);
+            fs::create_dir_all(&captures)?;
+            fs::write(modules.path().join("sitecustomize.py"), torch::SITECUSTOMIZE)?;
+            fs::write(modules.path().join("toolstorm_capture.py"), torch::EXPORTER)?;
+            Ok(Self { captures: fs::canonicalize(captures)?, modules })
+        };
+        install().map_err(|e: std::io::Error| Error::usage(format!("cannot install the exporter: {e}")))
+    }
+
+    /// What the process's environment must say; `path` is the PYTHONPATH that it would have had.
+    pub(in crate::cli) fn environment(&self, path: Option<&str>) -> [(&'static str, String); 2] {
+        let ours = self.modules.path().display();
+        let path = path.filter(|p| !p.is_empty()).map_or_else(|| ours.to_string(), |known| format!("{ours}:{known}"));
+        [("PYTHONPATH", path), ("TOOLSTORM_CAPTURE_DIR", self.captures.display().to_string())]
+    }
+
+    /// The captures written so far, of every process; each process has pools of its own.
+    pub(in crate::cli) fn captures(&self) -> Result<Vec<Capture>> {
+        let folder = self.captures.display();
+        let listing = fs::read_dir(&self.captures).map_err(|e| Error::usage(format!("cannot list {folder}: {e}")))?;
+        let mut files: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        files.retain(|file| file.extension().is_some_and(|e| e == "json"));
+        files.sort();
+        if files.is_empty() {
+            return Err(Error::usage("the command captured no CUDA graph").hint(
+                "it must use torch.cuda.CUDAGraph in a Python process that inherits PYTHONPATH, and have cuda-bindings \
+                 installed",
+            ));
+        }
+        let mut captures = Vec::new();
+        for group in files.chunk_by(|a, b| process(a) == process(b)) {
+            captures.extend(super::read(group.iter().map(PathBuf::as_path))?);
+        }
+        Ok(captures)
+    }
+}
+
+/// The process that a capture's file name begins with.
+fn process(file: &Path) -> Option<String> {
+    file.file_name()?.to_string_lossy().split('-').next().map(str::to_owned)
+}
+
+async fn watch(args: &Args, exporter: &Exporter, console: Console) -> Result<()> {
+    let mut server = Group(start(&args.command, exporter)?);
     let waited = tokio::time::timeout(Duration::from_secs(args.ready_timeout), async {
         loop {
             if let Some(status) = server.0.try_wait().map_err(|e| Error::usage(format!("lost the command: {e}")))? {
@@ -82,17 +121,10 @@ async fn watch(args: &Args, modules: &Path, folder: &Path, console: Console) -> 
     Ok(())
 }
 
-fn start(command: &[String], modules: &Path, folder: &Path) -> Result<Child> {
-    let mut path = modules.as_os_str().to_owned();
-    if let Some(known) = env::var("PYTHONPATH").filter(|p| !p.is_empty()) {
-        path.push(":");
-        path.push(known);
-    }
-    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+fn start(command: &[String], exporter: &Exporter) -> Result<Child> {
     Command::new(&command[0])
         .args(&command[1..])
-        .env("PYTHONPATH", path)
-        .env("TOOLSTORM_CAPTURE_DIR", folder)
+        .envs(exporter.environment(env::var("PYTHONPATH").as_deref()))
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
         .process_group(0)
@@ -130,24 +162,4 @@ impl Drop for Group {
         let _ = killpg(self.id(), Signal::SIGKILL);
         let _ = self.0.wait();
     }
-}
-
-/// Reads the captures of every process; each process has pools of its own.
-fn read(folder: &Path, console: Console) -> Result<Vec<Capture>> {
-    let listing = fs::read_dir(folder).map_err(|e| Error::usage(format!("cannot list {}: {e}", folder.display())))?;
-    let mut files: Vec<PathBuf> = listing.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    files.retain(|file| file.extension().is_some_and(|e| e == "json"));
-    files.sort();
-    if files.is_empty() {
-        return Err(Error::usage("the command captured no CUDA graph").hint(
-            "it must use torch.cuda.CUDAGraph in a Python process that inherits PYTHONPATH, and have cuda-bindings installed",
-        ));
-    }
-    console.note(format!("{} graphs captured", files.len()));
-    let process = |file: &PathBuf| file.file_name().map(|n| n.to_string_lossy().split('-').next().map(str::to_owned));
-    let mut captures = Vec::new();
-    for group in files.chunk_by(|a, b| process(a) == process(b)) {
-        captures.extend(super::read(group.iter().map(PathBuf::as_path))?);
-    }
-    Ok(captures)
 }
