@@ -1,6 +1,6 @@
 //! `toolstorm hazards`: happens-before analysis of captured graphs.
 
-mod launch;
+pub(super) mod launch;
 
 use std::{
     fs,
@@ -10,14 +10,18 @@ use std::{
 use clap::Subcommand;
 
 use crate::{
+    engine::toggles::Toggles,
+    env,
     error::{Error, Result},
     exit,
     hazard::{
-        Capture, Report, examine, output,
+        Capture, Report, engine, examine, output,
         replay::{Outputs, replay},
         torch,
     },
     report::terminal::Console,
+    run::{self, Overrides},
+    scenario::{self, TargetKind},
 };
 
 /// Arguments of `hazards`.
@@ -85,7 +89,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let captures = if args.launch {
         launch::captures(args, console)?
     } else if args.capture.is_empty() && args.files.is_empty() {
-        engine(args)?
+        engine(args, console)?
     } else {
         read(args.capture.iter().chain(&args.files).map(PathBuf::as_path))?
     };
@@ -96,9 +100,27 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     publish(&Report { graphs, clobbers }, args, console)
 }
 
-/// The captured graphs of the built-in engine.
-fn engine(_args: &Args) -> Result<Vec<Capture>> {
-    Err(super::unavailable("hazards of the built-in engine"))
+/// The captured graphs of the built-in engine, in the environment's configuration or in that of every arm.
+fn engine(args: &Args, console: Console) -> Result<Vec<Capture>> {
+    let Some(matrix) = &args.matrix else {
+        return engine::captures(&Toggles::resolve(env::all())?);
+    };
+    let (matrix, scenario) = scenario::file::matrix(matrix)?;
+    if matrix.target.kind != TargetKind::Builtin {
+        return Err(Error::usage(format!("the target of `{}` is not the built-in engine", matrix.name))
+            .hint("analyse a foreign server with `hazards --launch -- COMMAND`"));
+    }
+    let plan = run::resolve(matrix, scenario, &Overrides::default())?;
+    let mut captures = Vec::new();
+    for arm in &plan.arms {
+        let mut found = engine::captures(&Toggles::resolve(&arm.env)?).map_err(|e| e.within(&arm.name))?;
+        for capture in &mut found {
+            capture.name = format!("{} {}", arm.name, capture.name);
+        }
+        console.note(format!("{}: {} graphs", arm.name, found.len()));
+        captures.extend(found);
+    }
+    Ok(captures)
 }
 
 /// Reads capture files of one pool.

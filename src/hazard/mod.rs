@@ -15,6 +15,7 @@ use crate::device::Region;
 mod attribute;
 pub mod bite;
 pub mod cause;
+pub mod engine;
 pub mod fix;
 mod mangle;
 pub mod order;
