@@ -1,6 +1,7 @@
 //! The analyser against truth: real captures, golden graphs, replays, the exporter, the engine's own races.
 
 mod captures;
+mod engine;
 mod exporter;
 mod golden;
 mod outputs;
