@@ -1,5 +1,7 @@
 //! The analyser over graphs of 10^3 to 10^6 nodes on 8 streams, each node with a lifetime of its own in recycled bytes.
 
+#![expect(clippy::print_stderr, reason = "a bench says what it measured beside its times")]
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};

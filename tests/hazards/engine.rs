@@ -146,11 +146,11 @@ impl Bench {
                 sequence.push(rng.random_range(32..127));
             }
         }
-        Run { tokens: out, caches: self.caches(&model, &variables), hits }
+        Run { tokens: out, caches: Self::caches(&model, &variables), hits }
     }
 
     /// Every cache, byte for byte; caches are made first, so their addresses are those of any other run.
-    fn caches(&self, model: &Model, variables: &[(&str, &str)]) -> Vec<u8> {
+    fn caches(model: &Model, variables: &[(&str, &str)]) -> Vec<u8> {
         let mut captured = Self::toggles(variables);
         (captured.graph, captured.indexer_eager) = (true, false);
         let graphs = engine::graphs(&captured, ROWS * PAGES).expect("graphs");
@@ -164,7 +164,7 @@ impl Bench {
         bytes
     }
 
-    fn graphs(&self, variables: &[(&str, &str)]) -> Vec<Graph> {
+    fn graphs(variables: &[(&str, &str)]) -> Vec<Graph> {
         let captures = engine::captures(&Self::toggles(variables)).expect("captures");
         captures.into_iter().map(|c| examine(c).expect("a sound graph")).collect()
     }
@@ -176,7 +176,8 @@ const BATCHES: [usize; 10] = [4, 4, 2, 4, 1, 4, 4, 2, 4, 4];
 #[test]
 fn without_hazards_nothing_differs_and_with_them_something_does() {
     let bench = Bench::new();
-    let cases: [(&[(&str, &str)], &[usize]); 10] = [
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Variables, &[usize]); 10] = [
         (&[BF16, HOLD], &BATCHES),
         (&[BF16, RECORD], &BATCHES),
         (&[BF16, NO_OVERLAP], &BATCHES),
@@ -190,7 +191,7 @@ fn without_hazards_nothing_differs_and_with_them_something_does() {
     ];
     let (mut clean, mut exposed, mut differing) = (0, 0, 0);
     for (seed, (variables, batches)) in cases.into_iter().enumerate() {
-        let graphs = bench.graphs(variables);
+        let graphs = Bench::graphs(variables);
         let visited = |g: &&Graph| batches.iter().any(|b| g.capture.name == format!("decode_{b}"));
         assert_eq!(graphs.iter().filter(visited).count(), batches.iter().collect::<BTreeSet<_>>().len());
         let hazards: usize = graphs.iter().filter(visited).map(|g| g.analysis.hazards.len()).sum();
@@ -218,7 +219,7 @@ fn every_race_hit_was_predicted() {
     let bench = Bench::new();
     let (mut seen, mut tensors) = (0, BTreeSet::new());
     for variables in [&[BF16][..], &[], &[BF16, PERSISTENT]] {
-        let graphs = bench.graphs(variables);
+        let graphs = Bench::graphs(variables);
         for seed in 0..2 {
             for (bucket, hit) in bench.run(&[variables, &[ADVERSARIAL]].concat(), &BATCHES[..6], seed).hits {
                 let graph = graphs.iter().find(|g| g.capture.name == format!("decode_{bucket}")).expect("the bucket");
