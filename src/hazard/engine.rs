@@ -29,6 +29,11 @@ pub fn report<N: AsRef<str>, V: AsRef<str>>(variables: impl IntoIterator<Item = 
 /// Without graph capture a step runs op by op; it is analysed as if it were captured, since its streams, events and
 /// lifetimes are the same and only the host's launch gaps hide what it risks.
 pub fn captures(toggles: &Toggles) -> Result<Vec<Capture>> {
+    captures_with_pages(toggles, Limits::pages_for_batch(toggles.max_batch as usize, toggles.max_context))
+}
+
+/// The same with caches of `pages` pages: what comes behind them in the arena is where an engine of that size has it.
+pub fn captures_with_pages(toggles: &Toggles, pages: u32) -> Result<Vec<Capture>> {
     let mut captured = toggles.clone();
     if !toggles.graph {
         captured.graph = true;
@@ -36,7 +41,6 @@ pub fn captures(toggles: &Toggles) -> Result<Vec<Capture>> {
         captured.overlap = toggles.overlap && toggles.overlap_eager;
     }
     let keys = if captured.bf16_index_keys { KeyFormat::Bf16 } else { KeyFormat::Fp8 };
-    let pages = Limits::pages_for_batch(captured.max_batch as usize, captured.max_context);
     let recorder = Recorder::default();
     let graphs = recorder.capture(&captured, pages)?;
     let mut memory = recorder.memory.borrow_mut();

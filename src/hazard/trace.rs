@@ -58,7 +58,7 @@ fn touches(graph: &CapturedGraph) -> Vec<Touch> {
                 lifetime,
                 region: operand.region,
                 access,
-                sure: !operand.indexed,
+                sure: true,
                 firm: true,
             });
         };

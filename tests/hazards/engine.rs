@@ -165,7 +165,7 @@ impl Bench {
     }
 
     fn graphs(variables: &[(&str, &str)]) -> Vec<Graph> {
-        let captures = engine::captures(&Self::toggles(variables)).expect("captures");
+        let captures = engine::captures_with_pages(&Self::toggles(variables), ROWS * PAGES).expect("captures");
         captures.into_iter().map(|c| examine(c).expect("a sound graph")).collect()
     }
 }
@@ -173,10 +173,12 @@ impl Bench {
 /// Page 0 is written by padded rows; batches here have none, and the caches must then agree byte for byte.
 const BATCHES: [usize; 10] = [4, 4, 2, 4, 1, 4, 4, 2, 4, 4];
 
+/// Variables of one configuration.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
 #[test]
 fn without_hazards_nothing_differs_and_with_them_something_does() {
     let bench = Bench::new();
-    type Variables<'a> = &'a [(&'a str, &'a str)];
     let cases: [(Variables, &[usize]); 10] = [
         (&[BF16, HOLD], &BATCHES),
         (&[BF16, RECORD], &BATCHES),

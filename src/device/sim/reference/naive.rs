@@ -447,7 +447,7 @@ fn selection_and_pages_go_together() {
                 let mut naive: Vec<usize> = (0..entries).collect();
                 naive.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
                 naive.truncate(k as usize);
-                naive.sort_unstable();
+                naive.sort_unstable_by(|a, b| b.cmp(a));
                 let mut naive: Vec<i32> = naive
                     .into_iter()
                     .map(|at| (page(row, at as u64 / PAGE_ENTRIES) * PAGE_ENTRIES) as i32 + at as i32 % 64)
