@@ -22,10 +22,11 @@ fn files_name_their_line_and_the_nearest_key() {
     assert_snapshot!(complaint(&context, &["run", "share.toml"]), @"error: share.toml: `stream` is 1.5, not a share between 0 and 1");
     context.write("twins.toml", "name = \"x\"\nscenario = \"agentic\"\n[[arm]]\nname = \"a\"\n[[arm]]\nname = \"a\"\n");
     assert_snapshot!(complaint(&context, &["matrix", "twins.toml"]), @"error: twins.toml: two arms are called `a`");
-    assert_snapshot!(complaint(&context, &["run", "nothing.toml"]), @r"
-    error: no such file: nothing.toml
-    hint: give a path, or one of: agentic, quick, gate, seed-table
-    ");
+    let missing = complaint(&context, &["run", "nothing.toml"]);
+    assert!(
+        missing.starts_with("error: no such file: nothing.toml\nhint: give a path, or one of: agentic, quick, "),
+        "{missing}"
+    );
 }
 
 #[test]

@@ -22,7 +22,7 @@ const LOAD: [&str; 12] = [
     "--sessions",
     "6",
     "--concurrency",
-    "2",
+    "1",
     "--max-upper",
     "0.5",
 ];
@@ -50,9 +50,9 @@ fn pid(child: &std::process::Child) -> Pid {
 fn an_interrupt_ends_the_run_at_once_with_what_there_is() {
     let (context, server) = (TestContext::new(), sticky());
     let child = context.start(&[&LOAD[..], &["--base-url", &server.url]].concat());
-    wait_for(&server, 8);
+    wait_for(&server, 7);
     kill(pid(&child), Signal::SIGINT).unwrap();
-    // Both places wait for a server that stays silent for a minute.
+    // The run waits for a server that stays silent for a minute.
     let ran = Ran::of(&child.wait_with_output().unwrap());
     let summary = ran.json();
     assert_eq!((ran.code, summary["interrupted"].as_bool()), (3, Some(true)), "{}", ran.stderr);
@@ -64,7 +64,7 @@ fn an_interrupt_ends_the_run_at_once_with_what_there_is() {
 fn a_killed_run_keeps_what_was_judged_and_goes_on_from_there() {
     let (context, server) = (TestContext::new(), sticky());
     let mut child = context.start(&[&LOAD[..], &["--base-url", &server.url, "--model", "m"]].concat());
-    wait_for(&server, 8);
+    wait_for(&server, 7);
     child.kill().unwrap();
     child.wait().unwrap();
 
@@ -73,7 +73,7 @@ fn a_killed_run_keeps_what_was_judged_and_goes_on_from_there() {
     let report = context.run(&["report", "--json", name]).json();
     let judged = report["arms"][0]["sessions_judged"].as_u64().unwrap();
     assert_eq!(report["arms"][0]["calls"].as_u64(), Some(6));
-    assert_eq!((judged, report["interrupted"].as_bool()), (2, Some(true)));
+    assert_eq!((judged, report["interrupted"].as_bool()), (3, Some(true)));
 
     let healthy = Scripted::faithful();
     let mut plan = LOAD.to_vec();
@@ -87,12 +87,12 @@ fn a_killed_run_keeps_what_was_judged_and_goes_on_from_there() {
 fn a_resumed_run_drives_what_is_left() {
     let context = TestContext::new();
     let slow = Scripted::start(|request| match request.number {
-        6 | 7 => Act::Silence,
+        6 => Act::Silence,
         _ => Act::Answer(Duration::ZERO),
     });
     let plan = [&LOAD[..], &["--base-url", &slow.url]].concat();
     let mut child = context.start(&plan);
-    wait_for(&slow, 8);
+    wait_for(&slow, 7);
     child.kill().unwrap();
     child.wait().unwrap();
 
@@ -100,7 +100,7 @@ fn a_resumed_run_drives_what_is_left() {
     let ran = context.run(&[&plan[..], &["--resume", &name]].concat());
     let summary = ran.json();
     assert_eq!((ran.code, summary["arms"][0]["sessions_judged"].as_u64()), (0, Some(6)), "{}", ran.stderr);
-    // Two sessions were over; the four others were driven from their start.
-    assert_eq!(slow.requests(), 8 + 4 * 2);
+    // Three sessions were over; the three others were driven from their start.
+    assert_eq!(slow.requests(), 7 + 3 * 2);
     assert_eq!(lines(&context.result().join("calls.jsonl")).len(), 12);
 }

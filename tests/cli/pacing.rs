@@ -46,15 +46,17 @@ fn a_sequential_test_ends_an_arm_as_soon_as_it_has_decided() {
     let context = TestContext::new();
     let damage = || Act::Damage(|text| text.replacen("\"ref\": \"0-", "\"ref\": \"7-", 1));
     let server = Scripted::start(move |_| damage());
-    let flags = ["--until", "decided", "--p1", "0.2", "--sessions", "200", "--concurrency", "2"];
-    let ran = context.load(&server.url, &flags);
+    let test = ["--until", "decided", "--p1", "0.2", "--sessions", "200", "--rounds", "1", "--concurrency", "2"];
+    let run =
+        |url: &str| context.run(&[&["run", "agentic", "--json", "--quiet", "--base-url", url], &test[..]].concat());
+    let ran = run(&server.url);
     let arm = ran.json()["arms"][0].clone();
     assert_eq!((ran.code, arm["sequential"]["decision"].as_str()), (1, Some("high")), "{}", ran.stderr);
     assert!(server.requests() < 20, "{} requests", server.requests());
     assert!(arm["reason"].as_str().is_some_and(|reason| reason.contains("sequential test after 1 sessions")), "{arm}");
 
     let server = Scripted::faithful();
-    let ran = context.load(&server.url, &flags);
+    let ran = run(&server.url);
     let arm = ran.json()["arms"][0].clone();
     assert_eq!((ran.code, arm["sequential"]["decision"].as_str()), (0, Some("low")), "{}", ran.stderr);
     assert!((10..60).contains(&arm["sequential"]["sessions"].as_u64().unwrap()), "{arm}");
