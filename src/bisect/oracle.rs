@@ -10,7 +10,7 @@ use crate::{
     clock::Clock,
     error::{Error, Result},
     report::{measure, summary::ArmSummary, tally::Tally},
-    run::{Consumer, Launch, Plan, Runner, Todo, journal::Journal},
+    run::{Consumer, Launch, Load, Plan, Runner, Todo, journal::Journal},
     seed::Seed,
     stats::Counts,
 };
@@ -45,7 +45,9 @@ impl Oracle<'_> {
         arm.repetitions = 1;
         arm.hazards = false;
         let seed = Seed(self.plan.seed).fork("probe").index(self.probes).0;
-        Plan { arms: vec![arm], seed, partition: None, ..self.plan.clone() }
+        // A probe's size is the search's choice.
+        let load = Load { until: None, ..self.plan.load.clone() };
+        Plan { arms: vec![arm], seed, load, partition: None, ..self.plan.clone() }
     }
 
     fn judge(arm: &ArmSummary, tally: &Tally, wanted: u64) -> Outcome {

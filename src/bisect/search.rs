@@ -36,6 +36,8 @@ pub struct Search {
     groups: Vec<Vec<usize>>,
     posterior: Option<Posterior>,
     barred: BTreeSet<Subset>,
+    /// Configurations that failed to start once.
+    suspects: BTreeSet<Subset>,
     good: Counts,
     bad: Counts,
     sessions: u64,
@@ -56,6 +58,7 @@ impl Search {
             groups,
             posterior: None,
             barred: BTreeSet::new(),
+            suspects: BTreeSet::new(),
             good: Counts::default(),
             bad: Counts::default(),
             sessions: 0,
@@ -194,7 +197,11 @@ impl Search {
         self.sessions + probe.sessions <= self.plan.max_sessions
     }
 
+    /// A machine may be busy once; what fails to start twice is not asked a third time.
     fn skip(&mut self, set: Subset) {
+        if self.suspects.insert(set) {
+            return;
+        }
         if self.posterior.is_none() {
             self.end_skipped = true;
         }
@@ -215,6 +222,7 @@ impl Search {
         self.excluded.extend(outside.iter().flat_map(|&index| self.groups[index].iter().copied()));
         self.groups = split(&inside.iter().flat_map(|&index| self.groups[index].iter().copied()).collect::<Vec<_>>());
         self.barred.clear();
+        self.suspects.clear();
         self.posterior = Some(self.seeded(seen));
     }
 
