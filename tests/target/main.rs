@@ -1,0 +1,167 @@
+//! The `command` target and `bisect` through the binary, against servers that a command starts.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const TOOLSTORM: &str = env!("CARGO_BIN_EXE_toolstorm");
+
+fn faulty_server() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/target/faulty_server.py").display().to_string()
+}
+
+/// A folder with a matrix file; `target` and what follows are given, the load is small.
+fn matrix(text: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("matrix.toml");
+    let head = "name = \"test\"\nscenario = \"agentic\"\nsessions = 6\nconcurrency = 3\nrounds = [1, 2]\n";
+    fs::write(&path, format!("{head}{}", text.replace("FOLDER", &folder.path().display().to_string())))
+        .expect("a file");
+    (folder, path)
+}
+
+fn toolstorm(folder: &TempDir, arguments: &[&str]) -> Output {
+    let mut command = Command::new(TOOLSTORM);
+    command.args(arguments).arg("--output-dir").arg(folder.path().join("results"));
+    command.output().expect("the binary runs")
+}
+
+/// The process whose number the file `pid` in `folder` holds, once it is there.
+fn pid(folder: &Path) -> String {
+    let path = folder.join("pid");
+    for _ in 0..600 {
+        match fs::read_to_string(&path) {
+            Ok(text) if text.ends_with('\n') => return text.trim().to_owned(),
+            _ => sleep(Duration::from_millis(50)),
+        }
+    }
+    panic!("the server never started");
+}
+
+fn is_running(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // A zombie is dead and waits for its parent only.
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn ends(pid: &str) -> bool {
+    (0..400).any(|_| {
+        sleep(Duration::from_millis(50));
+        !is_running(pid)
+    })
+}
+
+#[test]
+fn a_server_behind_a_shell_is_driven_and_ends_with_the_run() {
+    let server = faulty_server();
+    let text = format!(
+        r#"
+        [target]
+        kind = "command"
+        command = ["sh", "-c", "echo $$ > FOLDER/pid; python3 \"$0\" \"$1\"; true", "{server}", "{{port}}"]
+        ready = {{ timeout = "60s" }}
+        [gate]
+        max_upper = 0.5
+        "#
+    );
+    let (folder, path) = matrix(&text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap(), "--json"]);
+    let summary: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    assert_eq!(summary["arms"][0]["sessions_judged"], 6, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!is_running(&pid(folder.path())), "the shell outlived the run");
+}
+
+#[test]
+fn a_killed_harness_leaves_no_server_behind() {
+    let text = r#"
+        [target]
+        kind = "command"
+        command = ["sh", "-c", "echo $$ > FOLDER/pid; sleep 600; true", "{port}"]
+    "#;
+    let (folder, path) = matrix(text);
+    let mut harness = Command::new(TOOLSTORM)
+        .args(["matrix", path.to_str().unwrap(), "--output-dir"])
+        .arg(folder.path().join("results"))
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary runs");
+    let server = pid(folder.path());
+    assert!(is_running(&server));
+    harness.kill().unwrap();
+    harness.wait().unwrap();
+    assert!(ends(&server), "the server outlived its harness");
+}
+
+#[test]
+fn a_port_that_answers_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let text = format!(
+        "[target]\nkind = \"command\"\ncommand = [\"sleep\", \"600\"]\nbase_url = \"http://127.0.0.1:{port}\"\n"
+    );
+    let (folder, path) = matrix(&text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(everything(&folder, &output).contains("already answers"));
+}
+
+#[test]
+fn a_server_that_fails_shows_the_end_of_its_log() {
+    let text =
+        "[target]\nkind = \"command\"\ncommand = [\"sh\", \"-c\", \"echo no such weights >&2; exit 3\", \"{port}\"]\n";
+    let (folder, path) = matrix(text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = everything(&folder, &output);
+    assert!(said.contains("ended before it was ready") && said.contains("no such weights"), "{said}");
+}
+
+/// What a run said and what its journal holds.
+fn everything(folder: &TempDir, output: &Output) -> String {
+    let mut text = String::from_utf8_lossy(&output.stderr).into_owned();
+    for result in fs::read_dir(folder.path().join("results")).into_iter().flatten().flatten() {
+        text.push_str(&fs::read_to_string(result.path().join("journal.jsonl")).unwrap_or_default());
+    }
+    text
+}
+
+#[test]
+fn a_bisection_names_the_variable_that_matters() {
+    let server = faulty_server();
+    let text = format!(
+        r#"
+        [target]
+        kind = "command"
+        command = ["python3", "{server}", "{{port}}"]
+        ready = {{ timeout = "60s" }}
+        [env]
+        FAULTY_WHEN = "B=1"
+        FAULT_RATE = "0.4"
+        [bisect]
+        toggles = [
+            {{ name = "A", good = "0", bad = "1" }},
+            {{ name = "B", good = "0", bad = "1" }},
+            {{ name = "C", bad = "1" }},
+        ]
+        sessions_per_probe = 12
+        max_sessions = 600
+        "#
+    );
+    let (folder, path) = matrix(&text);
+    let output = toolstorm(&folder, &["bisect", path.to_str().unwrap(), "--json"]);
+    let answer: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    assert_eq!(answer["schema"], "toolstorm-bisect/1");
+    assert_eq!(answer["culprit"], serde_json::json!(["B=1"]), "{answer}");
+    assert!(answer["posterior"].as_f64().unwrap() >= 0.95);
+    assert_eq!(answer["irrelevant"], serde_json::json!(["A", "C"]));
+    assert_eq!(output.status.code(), Some(0));
+}
