@@ -141,6 +141,11 @@ impl Data {
                 });
             }
         }
+        if machine.plan.in_place[event.op as usize] && !self.watch.tracks(event.op) {
+            let (view, mut out) = machine.memory.split(op, machine.weights);
+            machine.kernels.compute(op, blocks, &view, &mut out);
+            return;
+        }
         let view = View::new(op, machine.memory, machine.weights);
         machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, &mut self.scratch));
         self.write_back(machine, event, 0);

@@ -68,13 +68,35 @@ impl Memory {
     /// A number that grows whenever a byte of `range` may have been written (granularity [`STAMP_BYTES`]). What was
     /// derived from `range` at a stamp is still true while the stamp is the same.
     pub fn stamp(&self, range: &Range<u64>) -> u64 {
-        let chunks = (range.start / STAMP_BYTES) as usize..range.end.div_ceil(STAMP_BYTES) as usize;
-        self.stamps[chunks].iter().copied().max().unwrap_or(0)
+        newest(&self.stamps, range)
     }
 
     /// The stamp of the last write.
     pub(crate) fn clock(&self) -> u64 {
         self.clock
+    }
+
+    /// What `op` may read, and its writes' own bytes to write to. Only for ops whose writes meet neither its reads nor each
+    /// other ([`writes_in_place`]).
+    pub(crate) fn split<'a>(&'a mut self, op: &'a Op, weights: &'a [SparseWeight]) -> (View<'a>, Writes<'a>) {
+        let mut spans: [Range<u64>; IN_PLACE] = std::array::from_fn(|_| self.len()..self.len());
+        for (span, write) in spans.iter_mut().zip(&op.writes) {
+            *span = write.region.span();
+            self.stamp_writes(span);
+        }
+        spans.sort_unstable_by_key(|span| span.start);
+        let mut rest: &'a mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        let (mut parts, mut offset) = (Parts::default(), 0);
+        let written = spans.map(|span| {
+            let (before, from) = std::mem::take(&mut rest).split_at_mut((span.start - offset) as usize);
+            let (target, after) = from.split_at_mut((span.end - span.start) as usize);
+            parts.push(offset, before);
+            (rest, offset) = (after, span.end);
+            (span.start, target)
+        });
+        parts.push(offset, rest);
+        let view = View { memory: parts, stamps: &self.stamps, overlay: None, weights, op };
+        (view, Writes { target: Target::Memory(written), op })
     }
 
     fn stamp_writes(&mut self, range: &Range<u64>) {
@@ -84,9 +106,54 @@ impl Memory {
     }
 }
 
+fn newest(stamps: &[u64], range: &Range<u64>) -> u64 {
+    let chunks = (range.start / STAMP_BYTES) as usize..range.end.div_ceil(STAMP_BYTES) as usize;
+    stamps[chunks].iter().copied().max().unwrap_or(0)
+}
+
+/// Most writes of an op that is given memory itself to write to.
+const IN_PLACE: usize = 3;
+
+/// True where `op`'s writes are few, not indexed, and meet neither its reads nor each other: it may write to memory
+/// itself.
+pub(crate) fn writes_in_place(op: &Op) -> bool {
+    let spans: Vec<Range<u64>> = op.writes.iter().map(|write| write.region.span()).collect();
+    let meets = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
+    let apart = |at: usize, span: &Range<u64>| {
+        !spans[..at].iter().any(|other| meets(other, span))
+            && !op.reads.iter().any(|read| meets(&read.region.span(), span))
+    };
+    op.writes.len() <= IN_PLACE
+        && op.writes.iter().all(|write| !write.indexed && !write.region.is_empty())
+        && spans.iter().enumerate().all(|(at, span)| apart(at, span))
+}
+
+/// Memory, or what of it is not being written.
+#[derive(Clone, Copy, Default)]
+struct Parts<'a> {
+    parts: [(u64, &'a [u8]); IN_PLACE + 1],
+    count: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn push(&mut self, start: u64, bytes: &'a [u8]) {
+        self.parts[self.count] = (start, bytes);
+        self.count += 1;
+    }
+
+    fn bytes(&self, range: &Range<u64>) -> &'a [u8] {
+        let holds = |part: &&(u64, &[u8])| part.0 <= range.start && range.end <= part.0 + part.1.len() as u64;
+        let Some((start, bytes)) = self.parts[..self.count].iter().find(holds) else {
+            panic!("{range:?} is read while it is written");
+        };
+        &bytes[(range.start - start) as usize..(range.end - start) as usize]
+    }
+}
+
 /// What a kernel may read: the regions its op declares, as the running blocks see them.
 pub struct View<'a> {
-    memory: &'a Memory,
+    memory: Parts<'a>,
+    stamps: &'a [u64],
     overlay: Option<&'a Overlay>,
     weights: &'a [SparseWeight],
     op: &'a Op,
@@ -95,12 +162,14 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// A view of plain memory.
     pub fn new(op: &'a Op, memory: &'a Memory, weights: &'a [SparseWeight]) -> Self {
-        Self { memory, overlay: None, weights, op }
+        let mut parts = Parts::default();
+        parts.push(0, bytemuck::cast_slice(&memory.words));
+        Self { memory: parts, stamps: &memory.stamps, overlay: None, weights, op }
     }
 
     /// A view of memory through what a block has read already.
     pub(crate) fn through(op: &'a Op, memory: &'a Memory, weights: &'a [SparseWeight], overlay: &'a Overlay) -> Self {
-        Self { memory, overlay: Some(overlay), weights, op }
+        Self { overlay: Some(overlay), ..Self::new(op, memory, weights) }
     }
 
     /// The bytes of `range`, which must lie in one declared range. Panics in debug builds if the op declares no read of
@@ -111,10 +180,10 @@ impl<'a> View<'a> {
             "{} reads {range:?}, which it does not declare",
             self.op.kernel.name()
         );
-        let Some(overlay) = self.overlay else { return self.memory.bytes(range) };
+        let Some(overlay) = self.overlay else { return self.memory.bytes(&range) };
         overlay.find(&range).unwrap_or_else(|| {
             assert!(!overlay.strict, "{} reads {range:?}, which it did not visit", self.op.kernel.name());
-            self.memory.bytes(range)
+            self.memory.bytes(&range)
         })
     }
 
@@ -126,7 +195,7 @@ impl<'a> View<'a> {
     /// The write stamp of `range` ([`Memory::stamp`]), or none where the running blocks see other bytes than memory's.
     pub fn stamp(&self, range: &Range<u64>) -> Option<u64> {
         let covered = self.overlay.is_some_and(|overlay| overlay.find(range).is_some());
-        (!covered).then(|| self.memory.stamp(range))
+        (!covered).then(|| newest(self.stamps, range))
     }
 
     /// A loaded weight.
@@ -303,10 +372,16 @@ fn aligned(used: u64, address: u64) -> u64 {
     used.next_multiple_of(CUT_BYTES) + address % CUT_BYTES
 }
 
-/// Where a kernel puts its results; they reach memory when the virtual GPU commits them.
+/// Where a kernel puts its results: memory itself where nobody else can tell, or else scratch, which the virtual GPU
+/// commits.
 pub struct Writes<'a> {
-    scratch: &'a mut Scratch,
+    target: Target<'a>,
     op: &'a Op,
+}
+
+enum Target<'a> {
+    Scratch(&'a mut Scratch),
+    Memory([(u64, &'a mut [u8]); IN_PLACE]),
 }
 
 /// Reusable space behind [`Writes`].
@@ -322,7 +397,7 @@ impl<'a> Writes<'a> {
     pub fn new(op: &'a Op, scratch: &'a mut Scratch) -> Self {
         scratch.used = 0;
         scratch.ranges.clear();
-        Self { scratch, op }
+        Self { target: Target::Scratch(scratch), op }
     }
 
     /// The future bytes of `range`: all must be written, none may be read first. Panics in debug builds if the op
@@ -333,14 +408,20 @@ impl<'a> Writes<'a> {
             "{} writes {range:?}, which it does not declare",
             self.op.kernel.name()
         );
-        let at = self.scratch.used.next_multiple_of(8) + (range.start % 8) as usize;
-        let end = at + (range.end - range.start) as usize;
-        if self.scratch.words.len() * 8 < end {
-            self.scratch.words.resize(end.div_ceil(8).next_power_of_two(), 0);
+        match &mut self.target {
+            Target::Scratch(scratch) => scratch.bytes(range),
+            Target::Memory(parts) => {
+                let len = range.end - range.start;
+                let holds = |part: &&mut (u64, &mut [u8])| {
+                    part.0 <= range.start && range.start - part.0 + len <= part.1.len() as u64
+                };
+                let Some((start, bytes)) = parts.iter_mut().find(holds) else {
+                    panic!("{range:?} is no part of what {} writes", self.op.kernel.name());
+                };
+                let at = (range.start - *start) as usize;
+                &mut bytes[at..at + len as usize]
+            }
         }
-        self.scratch.used = end;
-        self.scratch.ranges.push((range, at));
-        &mut bytemuck::cast_slice_mut(&mut self.scratch.words)[at..end]
     }
 
     /// The future bytes of `range` as values of `T`.
@@ -360,6 +441,17 @@ impl<'a> Writes<'a> {
 }
 
 impl Scratch {
+    fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
+        let at = self.used.next_multiple_of(8) + (range.start % 8) as usize;
+        let end = at + (range.end - range.start) as usize;
+        if self.words.len() * 8 < end {
+            self.words.resize(end.div_ceil(8).next_power_of_two(), 0);
+        }
+        self.used = end;
+        self.ranges.push((range, at));
+        &mut bytemuck::cast_slice_mut(&mut self.words)[at..end]
+    }
+
     /// The collected writes, in the order in which they were asked for.
     pub fn iter(&self) -> impl Iterator<Item = (&Range<u64>, &[u8])> {
         let bytes: &[u8] = bytemuck::cast_slice(&self.words);

@@ -2,7 +2,10 @@
 
 use std::ops::Range;
 
-use super::cost::{CostModel, Rate};
+use super::{
+    cost::{CostModel, Rate},
+    memory::writes_in_place,
+};
 use crate::device::{Op, Operand, StreamId};
 
 /// A program of ops with everything that does not depend on a launch's data or draw.
@@ -13,6 +16,8 @@ pub(crate) struct Plan {
     /// Earliest start, in host time from the program's begin.
     pub(crate) launched_at: Vec<u64>,
     pub(crate) rates: Vec<Rate>,
+    /// Which ops may write to memory itself when they execute whole.
+    pub(crate) in_place: Vec<bool>,
     pub(crate) indegree: Vec<u32>,
     pub(crate) races: Vec<Race>,
     successor_start: Vec<u32>,
@@ -36,7 +41,9 @@ impl Plan {
     pub(crate) fn new(ops: Vec<(Op, StreamId)>, edges: &[(u32, u32)], launched_at: Vec<u64>, cost: &CostModel) -> Self {
         let (ops, streams): (Vec<Op>, Vec<StreamId>) = ops.into_iter().unzip();
         let rates = ops.iter().map(|op| cost.rate(&op.kernel)).collect();
-        let mut plan = Self { launched_at, rates, indegree: vec![0; ops.len()], ops, streams, ..Self::default() };
+        let in_place = ops.iter().map(writes_in_place).collect();
+        let mut plan =
+            Self { launched_at, rates, in_place, indegree: vec![0; ops.len()], ops, streams, ..Self::default() };
         plan.link(edges);
         if plan.streams.iter().any(|stream| *stream != plan.streams[0]) {
             plan.order(edges);

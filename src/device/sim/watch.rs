@@ -130,7 +130,7 @@ pub(crate) struct Access {
 /// Bytes that a race hit quotes.
 const QUOTED: usize = 8;
 /// Watched bytes that share a summary.
-const CHUNK: usize = 512;
+const CHUNK: usize = 128;
 /// A summary that no rank reaches.
 const MIXED: u16 = u16::MAX;
 
@@ -179,8 +179,8 @@ impl Watch {
         for (piece, at) in pieces(areas, &range) {
             let seen = &bytes[(piece.start - start) as usize..(piece.end - start) as usize];
             let rank = ranks[access.op as usize];
-            for (place, summary) in chunks(at..at + seen.len()) {
-                if highest[summary] > rank {
+            if summaries(at..at + seen.len(), highest).iter().any(|&highest| highest > rank) {
+                for (place, _) in chunks(at..at + seen.len()).filter(|&(_, chunk)| highest[chunk] > rank) {
                     let within = place.start - at..place.end - at;
                     log.check_overwritten(access, rank, tags, place, piece.start + within.start as u64, &seen[within]);
                 }
@@ -190,12 +190,14 @@ impl Watch {
                 region.shared(&Region::contiguous(piece.start, piece.end - piece.start), |shared| {
                     let offset = (shared.start - piece.start) as usize;
                     let first = at + offset;
-                    for (place, summary) in chunks(first..first + (shared.end - shared.start) as usize) {
-                        if lowest[summary] < rank {
-                            let within = place.start - at..place.end - at;
-                            let from = piece.start + within.start as u64;
-                            log.check_unwritten(access, rank, tags, place, from, &seen[within]);
-                        }
+                    let places = first..first + (shared.end - shared.start) as usize;
+                    if summaries(places.clone(), lowest).iter().all(|&lowest| lowest >= rank) {
+                        return;
+                    }
+                    for (place, _) in chunks(places).filter(|&(_, chunk)| lowest[chunk] < rank) {
+                        let within = place.start - at..place.end - at;
+                        let from = piece.start + within.start as u64;
+                        log.check_unwritten(access, rank, tags, place, from, &seen[within]);
                     }
                 });
             }
@@ -241,6 +243,7 @@ impl Watch {
             log.resolve((access.op, mine), piece.start, &new[within.clone()], 0);
             tags.before[at..at + within.len()].copy_from_slice(&old[within.clone()]);
             for (place, summary) in chunks(at..at + within.len()) {
+                let whole = place.len() == CHUNK;
                 if highest[summary] <= mine {
                     tags.writers[place].fill(mine);
                     highest[summary] = mine;
@@ -253,7 +256,7 @@ impl Watch {
                     }
                     highest[summary] = tags.summary(summary);
                 }
-                lowest[summary] = tags.lowest(summary);
+                lowest[summary] = if whole { mine } else { tags.lowest(summary) };
             }
         }
     }
@@ -344,6 +347,11 @@ fn pieces<'a>(areas: &'a [Area], range: &Range<u64>) -> impl Iterator<Item = (Ra
 fn chunks(places: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
     let numbers = places.start / CHUNK..places.end.div_ceil(CHUNK);
     numbers.map(move |chunk| (places.start.max(chunk * CHUNK)..places.end.min((chunk + 1) * CHUNK), chunk))
+}
+
+/// The summaries of the chunks that `places` meet.
+fn summaries(places: Range<usize>, all: &[u16]) -> &[u16] {
+    &all[places.start / CHUNK..places.end.div_ceil(CHUNK)]
 }
 
 /// What earlier ops that `op` met out of order write.
