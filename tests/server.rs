@@ -41,7 +41,7 @@ use toolstorm::{
 
 const MODEL: &str = "toolstorm-copy";
 /// Longer than anything takes here; nothing passes because time does.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// Decode steps that may be taken; `None` is as many as one likes.
 #[derive(Debug, Default, Clone)]

@@ -1,5 +1,7 @@
 //! Invariants of the architecture: import direction, module docs, no orphan files, banned texts.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests: a file that cannot be read fails the test")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

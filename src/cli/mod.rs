@@ -21,7 +21,7 @@ mod validate;
 use clap::{Parser, Subcommand};
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     exit,
     report::terminal::{Color, Console},
 };
@@ -120,11 +120,6 @@ fn dispatch(command: &Command, console: Console) -> Result<u8> {
         Command::Merge(args) => merge::run(args, console),
         Command::Supervise(args) => supervise::run(args),
     }
-}
-
-/// What a command without its machinery answers.
-fn unavailable(command: &str) -> Error {
-    Error::usage(format!("`{command}` is not available in this build"))
 }
 
 #[cfg(test)]

@@ -292,6 +292,10 @@ fn buckets(text: &str) -> Option<Buckets> {
 }
 
 /// Nothing announced, or so many sessions; zero sessions announce nothing, too.
+#[expect(
+    clippy::option_option,
+    reason = "outside: a value that the variable takes; inside: whether sessions are announced"
+)]
 fn lockstep(text: &str) -> Option<Option<LockstepSize>> {
     if text.is_empty() {
         return Some(None);

@@ -53,14 +53,7 @@ fn touches(graph: &CapturedGraph) -> Vec<Touch> {
     for (node, (op, _)) in graph.ops.iter().enumerate() {
         let mut add = |operand: &Operand, access| {
             let Some(lifetime) = index(graph, operand.lifetime) else { return };
-            touches.push(Touch {
-                node: node as u32,
-                lifetime,
-                region: operand.region,
-                access,
-                sure: true,
-                firm: true,
-            });
+            touches.push(Touch { node: node as u32, lifetime, region: operand.region, access, sure: true, firm: true });
         };
         op.reads.iter().for_each(|operand| add(operand, Access::Read));
         op.writes.iter().for_each(|operand| add(operand, Access::Write));

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long the analysis of the captured graphs may take.
-const HAZARDS_WITHIN: Duration = Duration::from_secs(120);
+const HAZARDS_WITHIN: Duration = Duration::from_mins(2);
 
 /// The line that `serve` prints when it listens.
 #[derive(Deserialize)]

@@ -131,7 +131,7 @@ fn serve(
     stream.write_all(&bytes[..end])?;
     stream.flush()?;
     if held {
-        std::thread::sleep(Duration::from_secs(60));
+        std::thread::sleep(Duration::from_mins(1));
     }
     Ok(())
 }

@@ -81,7 +81,10 @@ fn too_many_calls_are_named() {
 
 #[test]
 fn deep_nesting_is_cut_in_frames_and_in_arguments() {
-    let deep: String = (0..100_000).map(|number| format!("{{\"k{number}\":")).collect();
+    let deep = (0..100_000).fold(String::new(), |mut text, number| {
+        text.push_str(&format!("{{\"k{number}\":"));
+        text
+    });
     let body = format!("{HEAD}{}{TAIL}", delta(&deep));
     let judgement = judge_fed(body.as_bytes(), body.len());
     assert_eq!(judgement.class, Class::ArgsMalformed);

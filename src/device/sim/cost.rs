@@ -37,6 +37,7 @@ pub struct CostModel {
 }
 
 /// What a kernel's blocks are like.
+#[derive(Clone, Copy)]
 struct Class {
     kernel: &'static str,
     floor_ns: f64,

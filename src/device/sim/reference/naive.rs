@@ -238,7 +238,11 @@ fn compressors_fill_their_ring() {
 /// Where a row's entry goes: page and slot.
 fn place(row: u64) -> (u64, u64) {
     let position = position(row) as u64;
-    if (position + 1) % 4 != 0 { (0, 0) } else { (page(row, position / 4 / PAGE_ENTRIES), position / 4 % PAGE_ENTRIES) }
+    if (position + 1).is_multiple_of(4) {
+        (page(row, position / 4 / PAGE_ENTRIES), position / 4 % PAGE_ENTRIES)
+    } else {
+        (0, 0)
+    }
 }
 
 /// Ring dims of the token `back` before a row's newest.
