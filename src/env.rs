@@ -14,11 +14,13 @@ pub struct Variable {
 
 /// Every variable that is read outside the engine.
 pub const VARIABLES: &[Variable] = &[
+    Variable { name: "HOME", meaning: "its .cache holds compiled CUDA kernels where XDG_CACHE_HOME is not set" },
     Variable { name: "NO_COLOR", meaning: "when it is set and not empty, nothing is coloured unless --color always" },
     Variable {
         name: "PYTHONPATH",
         meaning: "kept, behind the exporter's own folder, for the Python program whose graphs are captured",
     },
+    Variable { name: "XDG_CACHE_HOME", meaning: "where compiled CUDA kernels are kept, by content hash" },
 ];
 
 /// Reads a variable of the process's environment; unset and non-Unicode values are `None`.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::CallRecord;
 pub use crate::drive::SessionEnd;
-use crate::report::summary::CallRecord;
 
 /// One event; a line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -366,20 +366,3 @@ fn a_graph_among_eager_work_keeps_its_place_on_its_stream() {
         assert!(bytes == wanted, "{schedule}");
     }
 }
-
-#[test]
-fn the_simulator_is_blind() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/device/sim");
-    let mut files = 0;
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() && !path.ends_with("synthetic.rs") {
-            let text = std::fs::read_to_string(&path).unwrap();
-            for forbidden in ["hazard::", "crate::env", "toggles", "crate::engine", "std::env"] {
-                assert!(!text.contains(forbidden), "{} mentions {forbidden}", path.display());
-            }
-            files += 1;
-        }
-    }
-    assert!(files > 8, "only {files} files");
-}
