@@ -48,7 +48,7 @@ impl Timing {
         self.first_block[op as usize] as usize..self.first_block[op as usize + 1] as usize
     }
 
-    /// Forgets the last launch's grid; [`Timing::add_grid`] then takes each op's, in order.
+    /// Forgets the last launch's grid; [`Timing::end_grid`] then ends each op's, in order.
     pub(crate) fn clear(&mut self) {
         self.blocks.clear();
         self.first_block.clear();
