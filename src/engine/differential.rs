@@ -1,4 +1,4 @@
-//! GE_DIFF: after each step, recompute every layer's logits eagerly from what the step stashed, and compare.
+//! `GE_DIFF`: after each step, recompute every layer's logits eagerly from what the step stashed, and compare.
 
 use serde::Serialize;
 

@@ -143,7 +143,7 @@ pub(super) struct Inputs {
     pub(super) chunk_table: Tensor,
 }
 
-/// What GE_DIFF keeps of one layer's step.
+/// What `GE_DIFF` keeps of one layer's step.
 #[derive(Clone)]
 pub(super) struct Stash {
     hidden: Tensor,

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, rc::Rc};
 
 use super::{
     forward::{IndexerOperands, Network},
-    geometry::{COMPRESSED, LAYERS},
+    geometry::COMPRESSED,
     toggles::Toggles,
 };
 use crate::{
@@ -98,8 +98,8 @@ fn pieces(network: &Network, bucket: u32, pool: PoolId) -> Result<Plan> {
     let mut first = None;
     let mut rest = Vec::new();
     let mut pending = None;
-    for layer in 0..LAYERS {
-        let opened = step.open(layer, !COMPRESSED[layer])?;
+    for (layer, compressed) in COMPRESSED.into_iter().enumerate() {
+        let opened = step.open(layer, !compressed)?;
         if let Some(operands) = step.indexer(&opened) {
             finish_piece(device.end_capture()?, &mut first, &mut pending, &mut rest);
             pending = Some(operands);

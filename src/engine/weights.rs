@@ -243,12 +243,10 @@ fn compressed(window: u64) -> CompressedWeights {
     const CODES: u64 = SPAN * INDEX_CODE;
     let index_query = rows(MATCH_HEADS * INDEX_DIM, Q_LORA, |row, entries| {
         let (head, dim) = (row / INDEX_DIM, row % INDEX_DIM);
-        match dim {
-            0..CODES => entries.extend(compared(head, dim / INDEX_CODE, dim % INDEX_CODE).map(|latent| (latent, 1.0))),
-            _ => {
-                let threshold = INDEX_THRESHOLDS[head_of(head).0].get((dim - CODES) as usize);
-                entries.extend(threshold.map(|value| (Q_LORA_CONSTANT_AT, *value)));
-            }
+        if dim < CODES {
+            entries.extend(compared(head, dim / INDEX_CODE, dim % INDEX_CODE).map(|latent| (latent, 1.0)));
+        } else if let Some(&value) = INDEX_THRESHOLDS[head_of(head).0].get((dim - CODES) as usize) {
+            entries.push((Q_LORA_CONSTANT_AT, value));
         }
     });
     let index_weights = rows(MATCH_HEADS, HIDDEN, |head, row| row.push((CONSTANT_AT, INDEX_WEIGHTS[head_of(head).0])));

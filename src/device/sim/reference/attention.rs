@@ -195,7 +195,7 @@ impl<'a> Entry<'a> {
         for (at, bytes) in self.key[..CODES].chunks_exact(8).enumerate() {
             let word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
             let (signs, nonzero) = (word >> 7 & LOW, word >> 3 & LOW);
-            if nonzero * ONE | signs << 7 != word || signs & !nonzero != 0 {
+            if (nonzero * ONE) | (signs << 7) != word || signs & !nonzero != 0 {
                 return None;
             }
             let bits = |flags: u64| flags.wrapping_mul(0x0102_0408_1020_4080) >> 56;

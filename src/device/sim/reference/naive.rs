@@ -238,7 +238,11 @@ fn compressors_fill_their_ring() {
 /// Where a row's entry goes: page and slot.
 fn place(row: u64) -> (u64, u64) {
     let position = position(row) as u64;
-    if (position + 1) % 4 != 0 { (0, 0) } else { (page(row, position / 4 / PAGE_ENTRIES), position / 4 % PAGE_ENTRIES) }
+    if !(position + 1).is_multiple_of(4) {
+        (0, 0)
+    } else {
+        (page(row, position / 4 / PAGE_ENTRIES), position / 4 % PAGE_ENTRIES)
+    }
 }
 
 /// Ring dims of the token `back` before a row's newest.
@@ -311,7 +315,9 @@ fn keys(f: &mut Fixture, format: KeyFormat, code: bool) -> Operand {
             let mut dims: Vec<f32> = (0..INDEX_DIM).map(|_| f.rng.random_range(-2.0..2.0)).collect();
             // One key in twenty of a healthy cache is no code, as damage would leave it.
             if code && f.rng.random_range(0..20) > 0 {
-                dims.iter_mut().for_each(|dim| *dim = (*dim * 0.74).round());
+                for dim in &mut dims {
+                    *dim = (*dim * 0.74).round();
+                }
                 dims[124..].copy_from_slice(&[1.0, 1.0, 1.0, 0.0]);
             }
             let start = cache.region.row(page).start;
@@ -447,7 +453,7 @@ fn selection_and_pages_go_together() {
                 let mut naive: Vec<usize> = (0..entries).collect();
                 naive.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
                 naive.truncate(k as usize);
-                naive.sort_unstable();
+                naive.sort_unstable_by(|a, b| b.cmp(a));
                 let mut naive: Vec<i32> = naive
                     .into_iter()
                     .map(|at| (page(row, at as u64 / PAGE_ENTRIES) * PAGE_ENTRIES) as i32 + at as i32 % 64)
