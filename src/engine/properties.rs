@@ -86,6 +86,7 @@ fn in_host_order_every_configuration_is_exact() {
 
 #[test]
 fn an_adversary_breaks_the_mistakes_and_nothing_else() {
+    const BF16: (&str, &str) = ("SGLANG_DSV4_BF16_INDEX_K", "1");
     let arm = |list: &[(&'static str, &str)], seed: u64| {
         let mut list = pairs(list);
         list.push(("TOOLSTORM_ORDER", "adversarial".to_owned()));
@@ -93,7 +94,6 @@ fn an_adversary_breaks_the_mistakes_and_nothing_else() {
         run(4, 6, &list, seed).wrong
     };
     let total = |list: &[(&'static str, &str)]| (0..2).map(|seed| arm(list, seed)).sum::<u32>();
-    const BF16: (&str, &str) = ("SGLANG_DSV4_BF16_INDEX_K", "1");
     let baseline = total(&[BF16]);
     assert!(baseline >= 7, "baseline: {baseline} of 12 turns wrong");
     let fp8 = total(&[]);

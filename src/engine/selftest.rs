@@ -1,5 +1,7 @@
 //! Random dictated calls through a model, byte for byte: what a healthy engine must answer.
 
+use std::fmt::Write;
+
 use rand::RngExt;
 use serde_json::{Map, Value, json};
 
@@ -218,7 +220,9 @@ fn escape(text: &str) -> String {
         if character.is_ascii() {
             out.push(character);
         } else {
-            character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                let _ = write!(out, "\\u{unit:04x}");
+            }
         }
     }
     out

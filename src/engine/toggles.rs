@@ -175,28 +175,40 @@ pub const VARIABLES: &[Variable] = &[
         default: "64",
         takes: "1 to 512",
         meaning: "index entries selected a row",
-        set: |toggles, text| Some(toggles.index_topk = number(text, TOPKS)?),
+        set: |toggles, text| {
+            toggles.index_topk = number(text, TOPKS)?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_MAX_BATCH",
         default: "64",
         takes: "1 to 512",
         meaning: "largest batch",
-        set: |toggles, text| Some(toggles.max_batch = number(text, BATCHES)?),
+        set: |toggles, text| {
+            toggles.max_batch = number(text, BATCHES)?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_MAX_CONTEXT",
         default: "16384",
         takes: "256 to 32768",
         meaning: "tokens of the longest sequence",
-        set: |toggles, text| Some(toggles.max_context = number(text, CONTEXTS)?),
+        set: |toggles, text| {
+            toggles.max_context = number(text, CONTEXTS)?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_BUCKETS",
         default: "fine",
         takes: "fine, coarse or sizes: 1,8,64",
         meaning: "batch sizes that get a graph of their own; batches pad up to the next one",
-        set: |toggles, text| Some(toggles.buckets = buckets(text)?),
+        set: |toggles, text| {
+            toggles.buckets = buckets(text)?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_DEVICE",
@@ -218,35 +230,50 @@ pub const VARIABLES: &[Variable] = &[
         default: "0",
         takes: "a number or a commit hash",
         meaning: "decides order and jitter of the virtual GPU, launch by launch",
-        set: |toggles, text| Some(toggles.seed = text.parse().ok()?),
+        set: |toggles, text| {
+            toggles.seed = text.parse().ok()?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_ORDER",
         default: "random",
         takes: "random, pct:<depth>, host, adversarial or replay:<token>",
         meaning: "the order in which the virtual GPU runs what no edge orders",
-        set: |toggles, text| Some(toggles.order = text.parse().ok()?),
+        set: |toggles, text| {
+            toggles.order = text.parse().ok()?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_COST",
         default: "",
         takes: "name=factor pairs with commas between them, as in jitter_sigma=0.8,ffn_up=1.25",
         meaning: "scales constants of the virtual GPU's cost model, for sensitivity studies",
-        set: |toggles, text| Some(toggles.cost = CostModel::with_factors(text).ok()?),
+        set: |toggles, text| {
+            toggles.cost = CostModel::with_factors(text).ok()?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_LOCKSTEP",
         default: "",
         takes: "a number of sessions, or sessions:concurrency",
         meaning: "step only when every announced session has a request, so that a run is a function of its seeds",
-        set: |toggles, text| Some(toggles.lockstep = lockstep(text)?),
+        set: |toggles, text| {
+            toggles.lockstep = if text.is_empty() { None } else { Some(lockstep(text)?) };
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_LOCKSTEP_WAIT",
         default: "60",
         takes: "1 to 86400",
         meaning: "seconds after which lockstep gives up waiting for a session",
-        set: |toggles, text| Some(toggles.lockstep_wait = number(text, 1..=86_400)?),
+        set: |toggles, text| {
+            toggles.lockstep_wait = number(text, 1..=86_400)?;
+            Some(())
+        },
     },
     switch!(
         "TOOLSTORM_PREFIX_CACHE",
@@ -259,14 +286,20 @@ pub const VARIABLES: &[Variable] = &[
         default: "512",
         takes: "1 to 16384",
         meaning: "prompt tokens that one step prefills",
-        set: |toggles, text| Some(toggles.prefill_chunk = number(text, 1..=16_384)?),
+        set: |toggles, text| {
+            toggles.prefill_chunk = number(text, 1..=16_384)?;
+            Some(())
+        },
     },
     Variable {
         name: "TOOLSTORM_SSE_TOKENS",
         default: "1",
         takes: "1 to 1024",
         meaning: "tokens in one server-sent event",
-        set: |toggles, text| Some(toggles.sse_tokens = number(text, 1..=1024)?),
+        set: |toggles, text| {
+            toggles.sse_tokens = number(text, 1..=1024)?;
+            Some(())
+        },
     },
     switch!("TOOLSTORM_METRICS", "1", metrics, "answer /metrics"),
 ];
@@ -301,8 +334,8 @@ fn lockstep(text: &str) -> Option<Option<LockstepSize>> {
         return Some(None);
     }
     let (sessions, concurrency) = text.split_once(':').unwrap_or((text, text));
-    let (sessions, concurrency) = (sessions.parse().ok()?, concurrency.parse().ok()?);
-    Some(Some(LockstepSize { sessions, concurrency })).filter(|_| sessions > 0 && concurrency > 0)
+    let size = LockstepSize { sessions: sessions.parse().ok()?, concurrency: concurrency.parse().ok()? };
+    Some(size).filter(|size| size.sessions > 0 && size.concurrency > 0)
 }
 
 impl Default for Toggles {

@@ -64,6 +64,12 @@ impl Accesses<'_> {
         self.touch(touch, region.row(self.row));
     }
 
+    fn all_rows(&mut self, region: Region) {
+        for row in 0..region.rows {
+            self.touch(Touch::Read, region.row(row));
+        }
+    }
+
     /// Visits the word at `range` as an index and returns it.
     fn index(&mut self, range: Range<u64>) -> i32 {
         self.touch(Touch::Index, range.clone());
@@ -88,7 +94,7 @@ impl Accesses<'_> {
     fn columns(&mut self, block: &Block) {
         let op = self.op;
         for operand in &op.reads {
-            (0..operand.region.rows).for_each(|row| self.touch(Touch::Read, operand.region.row(row)));
+            self.all_rows(operand.region);
         }
         let output = op.writes[0].region;
         self.slices(Touch::Write, output, &slices(op, &[*block], output.row_stride, output.len));
@@ -97,7 +103,9 @@ impl Accesses<'_> {
     fn slices(&mut self, touch: Touch, region: Region, slices: &[Range<u64>]) {
         for row in 0..region.rows {
             let start = region.row(row).start;
-            slices.iter().for_each(|slice| self.touch(touch, start + slice.start..start + slice.end));
+            for slice in slices {
+                self.touch(touch, start + slice.start..start + slice.end);
+            }
         }
     }
 
@@ -106,7 +114,7 @@ impl Accesses<'_> {
         let slices = slices(self.op, &[*block], output.row_stride, output.len);
         for at in [0, 1] {
             let region = self.read(at);
-            (0..region.rows).for_each(|row| self.touch(Touch::Read, region.row(row)));
+            self.all_rows(region);
         }
         let residual = self.read(2);
         self.slices(Touch::Read, residual, &slices);
@@ -123,9 +131,11 @@ impl Accesses<'_> {
             let (position, page) = (self.index(positions.row(row)), self.index(pages.row(row)));
             slots.extend(ring_slot(ring, page, i64::from(position)));
         }
-        (0..hidden.rows).for_each(|row| self.touch(Touch::Read, hidden.row(row)));
+        self.all_rows(hidden);
         for slot in slots {
-            slices.iter().for_each(|slice| self.touch(Touch::Write, slot.start + slice.start..slot.start + slice.end));
+            for slice in &slices {
+                self.touch(Touch::Write, slot.start + slice.start..slot.start + slice.end);
+            }
         }
     }
 
@@ -134,7 +144,9 @@ impl Accesses<'_> {
         let latent = self.read(0);
         self.touch_row(Touch::Read, latent);
         let slot = window_slot(self.op.writes[0].region, page, i64::from(position));
-        slot.into_iter().for_each(|slot| self.touch(Touch::Write, slot));
+        if let Some(slot) = slot {
+            self.touch(Touch::Write, slot);
+        }
     }
 
     fn entry_store(&mut self, format: Option<KeyFormat>) {
@@ -151,7 +163,9 @@ impl Accesses<'_> {
         let (ring, cache) = (self.read(0), self.op.writes[0].region);
         for back in (0..RATIO as i64).rev() {
             let slot = ring_slot(ring, ring_page, i64::from(position) - back);
-            slot.into_iter().for_each(|slot| self.touch(Touch::Read, slot));
+            if let Some(slot) = slot {
+                self.touch(Touch::Read, slot);
+            }
         }
         let ranges = match format {
             Some(format) => key_ranges(cache, format, page, slot),

@@ -3,6 +3,8 @@
 //! Results do not depend on how a launch is cut: a block's output is a function of what it reads. Fast paths (packed
 //! index keys, runs in sparse weights) give the plain arithmetic's bits and are tested against it.
 
+#![expect(clippy::inline_always, reason = "only what inlines into a vectorised closure is compiled for wide vectors")]
+
 mod access;
 mod attention;
 mod cache;

@@ -315,7 +315,9 @@ fn keys(f: &mut Fixture, format: KeyFormat, code: bool) -> Operand {
             let mut dims: Vec<f32> = (0..INDEX_DIM).map(|_| f.rng.random_range(-2.0..2.0)).collect();
             // One key in twenty of a healthy cache is no code, as damage would leave it.
             if code && f.rng.random_range(0..20) > 0 {
-                dims.iter_mut().for_each(|dim| *dim = (*dim * 0.74).round());
+                for dim in &mut dims {
+                    *dim = (*dim * 0.74).round();
+                }
                 dims[124..].copy_from_slice(&[1.0, 1.0, 1.0, 0.0]);
             }
             let start = cache.region.row(page).start;

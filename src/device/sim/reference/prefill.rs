@@ -37,16 +37,17 @@ pub(super) fn targets(op: &Op, block: &Block, word: impl Fn(Range<u64>) -> i32, 
     let end = start + op.reads[0].region.len as i64 / 4;
     let first = start + i64::from(block.index) * PREFILL_TILE as i64;
     for position in first..(first + PREFILL_TILE as i64).min(end) {
-        if position >= i64::from(window_from) && position + PAGE_TOKENS as i64 >= end {
-            window_slot(op.writes[0].region, page, position)
-                .into_iter()
-                .for_each(|at| visit(Target::Window(position, at)));
+        let window = window_slot(op.writes[0].region, page, position).filter(|_| position + PAGE_TOKENS as i64 >= end);
+        if let Some(at) = window.filter(|_| position >= i64::from(window_from)) {
+            visit(Target::Window(position, at));
         }
         let Some(format) = format else { continue };
         if position >= i64::from(window_from) && position + RING as i64 >= end {
             let slot = |at: usize| ring_slot(op.writes[at].region, page, position);
-            slot(1).into_iter().for_each(|at| visit(Target::IndexRing(position, at)));
-            slot(3).into_iter().for_each(|at| visit(Target::CoreRing(position, at)));
+            if let (Some(index), Some(core)) = (slot(1), slot(3)) {
+                visit(Target::IndexRing(position, index));
+                visit(Target::CoreRing(position, core));
+            }
         }
         if position < i64::from(entries_from) || (position + 1) % RATIO as i64 != 0 {
             continue;
