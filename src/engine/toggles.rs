@@ -324,15 +324,7 @@ fn buckets(text: &str) -> Option<Buckets> {
     }
 }
 
-/// Nothing announced, or so many sessions; zero sessions announce nothing, too.
-#[expect(
-    clippy::option_option,
-    reason = "outside: a value that the variable takes; inside: whether sessions are announced"
-)]
-fn lockstep(text: &str) -> Option<Option<LockstepSize>> {
-    if text.is_empty() {
-        return Some(None);
-    }
+fn lockstep(text: &str) -> Option<LockstepSize> {
     let (sessions, concurrency) = text.split_once(':').unwrap_or((text, text));
     let size = LockstepSize { sessions: sessions.parse().ok()?, concurrency: concurrency.parse().ok()? };
     Some(size).filter(|size| size.sessions > 0 && size.concurrency > 0)
