@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use super::{
     Prefill, TokenModel,
@@ -51,6 +51,9 @@ pub(super) struct Worker<M> {
     /// In order of arrival, or under lockstep of sessions.
     waiting: Vec<Waiting>,
     running: Vec<Sequence>,
+    /// The last events of requests that ended since the snapshot was published. They are held back until then:
+    /// whoever reads an answer and then the snapshot finds the request gone from it.
+    farewells: Vec<(UnboundedSender<Event>, Event)>,
     snapshot: Snapshot,
 }
 
@@ -75,6 +78,7 @@ impl<M: TokenModel> Worker<M> {
             shared,
             waiting: Vec::new(),
             running: Vec::new(),
+            farewells: Vec::new(),
             snapshot,
         }
     }
@@ -117,8 +121,8 @@ impl<M: TokenModel> Worker<M> {
                 self.rule(reply, |gate| gate.lockstep.begin(sessions, concurrency));
             }
             Command::End { session, reply } => {
-                self.rule(reply, |gate| gate.lockstep.end(session));
                 self.drop_session(session);
+                self.rule(reply, |gate| gate.lockstep.end(session));
             }
             Command::EndFrom { first, reply } => self.rule(reply, |gate| {
                 gate.lockstep.end_from(first);
@@ -130,7 +134,9 @@ impl<M: TokenModel> Worker<M> {
 
     fn rule(&mut self, reply: oneshot::Sender<Ruling>, change: impl FnOnce(&mut Gate) -> Ruling) {
         // Without lockstep the server does not ask; a reply that nobody awaits any more is no loss.
-        let _ = reply.send(self.gate.as_mut().map_or(Ok(()), change));
+        let ruling = self.gate.as_mut().map_or(Ok(()), change);
+        self.publish();
+        let _ = reply.send(ruling);
     }
 
     fn queue(&mut self, waiting: Waiting) {
@@ -175,7 +181,7 @@ impl<M: TokenModel> Worker<M> {
         let running = self.running.drain(..).map(|sequence| sequence.events);
         for events in running.chain(self.waiting.drain(..).map(|waiting| waiting.events)) {
             self.shared.metrics.ended(Ending::Failed);
-            let _ = events.send(Event::Failed(failure.clone()));
+            self.farewells.push((events, Event::Failed(failure.clone())));
         }
     }
 
@@ -192,10 +198,10 @@ impl<M: TokenModel> Worker<M> {
     fn drop_session(&mut self, session: u32) {
         let failed = Event::Failed(Failure::SessionEnded(session));
         for sequence in self.running.extract_if(.., |sequence| sequence.session == Some(session)) {
-            let _ = sequence.events.send(failed.clone());
+            self.farewells.push((sequence.events, failed.clone()));
         }
         for waiting in self.waiting.extract_if(.., |waiting| waiting.session() == Some(session)) {
-            let _ = waiting.events.send(failed.clone());
+            self.farewells.push((waiting.events, failed.clone()));
         }
     }
 
@@ -302,11 +308,11 @@ impl<M: TokenModel> Worker<M> {
             self.shared.metrics.ended(finish.into());
             self.shared.metrics.request_seconds.observe(now.saturating_sub(sequence.arrived).as_secs_f64());
             self.cache.retire(&sequence.tokens[..sequence.fed as usize], sequence.table);
-            let _ = sequence.events.send(Event::Finished(finish, usage));
+            self.farewells.push((sequence.events, Event::Finished(finish, usage)));
         }
     }
 
-    /// Lets the other threads see where the worker stands.
+    /// Lets the other threads see where the worker stands, and then the ended requests that they have.
     pub(super) fn publish(&mut self) {
         let snapshot = &mut self.snapshot;
         snapshot.waiting = self.waiting.len();
@@ -323,5 +329,8 @@ impl<M: TokenModel> Worker<M> {
         let present = self.present();
         self.snapshot.lockstep = self.gate.as_ref().map(|gate| LockstepSnapshot::new(gate, &present));
         self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&self.snapshot);
+        for (events, last) in self.farewells.drain(..) {
+            let _ = events.send(last);
+        }
     }
 }
