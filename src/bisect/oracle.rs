@@ -77,6 +77,7 @@ impl Trial for Oracle<'_> {
                 id: format!("probe-{}", self.probes),
                 clock: self.clock,
                 stop: self.stop.clone(),
+                jobs: 1,
                 consumers: vec![&mut journal as &mut dyn Consumer, &mut tally],
             };
             let launch = Launch { number: 0, arm: 0, repetition: 0 };

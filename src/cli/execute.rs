@@ -1,11 +1,15 @@
 //! A plan to a finished run: what `run` and `matrix` share.
 
+use std::{num::NonZeroUsize, thread};
+
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::options::Options;
 use crate::{
     clock::Clock,
+    device::cuda,
+    env,
     error::{Error, Result},
     exit, gate,
     report::{
@@ -17,8 +21,12 @@ use crate::{
         tally::Tally,
         terminal::Console,
     },
-    run::{Consumer, Finished, Plan, Runner, journal::Journal, remaining},
+    run::{Arm, Consumer, Finished, Plan, Runner, journal::Journal, remaining},
+    scenario::TargetKind,
 };
+
+/// Launches side by side at most, unless more are asked for: each holds an engine in memory.
+const MOST_JOBS: usize = 8;
 
 /// Runs `plan`, or goes on with an interrupted run of it.
 pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result<u8> {
@@ -40,6 +48,7 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     if options.dry_run {
         return Ok(dry_run(&plan, console));
     }
+    let jobs = jobs(&plan, options.jobs)?;
     let clock = Clock::start();
     let (folder, mut tally, mut journal) = if let Some(path) = &options.resume {
         reopen(&plan, Folder::open(path)?)?
@@ -59,6 +68,7 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
         id: folder.manifest.id.clone(),
         clock,
         stop: stop.clone(),
+        jobs,
         consumers: vec![&mut journal as &mut dyn Consumer, &mut tally, &mut progress],
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -78,6 +88,37 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     console.say(table::render(&summary, console).trim_end());
     console.emit(&summary);
     Ok(code(&summary, finished))
+}
+
+/// How many launches run side by side. Only virtual time makes neighbours invisible to each other: under lockstep on the
+/// virtual GPU. Everywhere else a neighbour is load that nobody asked for, and it moves the races.
+fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
+    let virtual_gpu =
+        |arm: &Arm| match arm.env.get("TOOLSTORM_DEVICE").cloned().or_else(|| env::var("TOOLSTORM_DEVICE")) {
+            Some(device) if device == "sim" => true,
+            Some(device) if device == "cuda" => false,
+            _ => cuda::device_count() == 0,
+        };
+    let obstacle = if plan.target.kind != TargetKind::Builtin {
+        Some("the target is not the built-in engine")
+    } else if !plan.load.lockstep {
+        Some("the engine runs free, without lockstep")
+    } else if plan.load.until.is_some() {
+        Some("a sequential test looks at one launch after the other")
+    } else if !plan.arms.iter().all(virtual_gpu) {
+        Some("the launches share a GPU")
+    } else {
+        None
+    };
+    match (wanted.map(NonZeroUsize::get), obstacle) {
+        (Some(more @ 2..), Some(obstacle)) => {
+            Err(Error::usage(format!("--jobs {more}: launches side by side would disturb each other: {obstacle}"))
+                .hint("leave --jobs out"))
+        }
+        (Some(jobs), _) => Ok(jobs),
+        (None, Some(_)) => Ok(1),
+        (None, None) => Ok(thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_JOBS)),
+    }
 }
 
 fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {

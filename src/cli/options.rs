@@ -1,6 +1,6 @@
 //! The options that every command with a load shares.
 
-use std::path::PathBuf;
+use std::{num::NonZeroUsize, path::PathBuf};
 
 use clap::ValueEnum;
 
@@ -125,6 +125,9 @@ pub struct Options {
     /// Share of false alarms and of misses, for --until
     #[arg(long, value_name = "SHARE", default_value_t = 0.05, requires = "until", help_heading = "Run")]
     pub alpha: f64,
+    /// Launches side by side; one core each is the default where a launch is a function of its seeds
+    #[arg(long, value_name = "N", help_heading = "Run")]
+    pub jobs: Option<NonZeroUsize>,
     /// Resolve and print the plan, send nothing
     #[arg(long, help_heading = "Run")]
     pub dry_run: bool,

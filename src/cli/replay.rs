@@ -161,5 +161,6 @@ fn launch(plan: &Plan, number: u32) -> Result<crate::run::Launch> {
 }
 
 fn runner<'a>(plan: &'a Plan, result: &Path, clock: Clock, consumers: Vec<&'a mut dyn Consumer>) -> Runner<'a> {
-    Runner { plan, result: result.to_owned(), id: "replay".into(), clock, stop: CancellationToken::new(), consumers }
+    let (result, id, stop) = (result.to_owned(), "replay".into(), CancellationToken::new());
+    Runner { plan, result, id, clock, stop, jobs: 1, consumers }
 }

@@ -1,12 +1,15 @@
 //! Launch after launch: start the server, drive the sessions, judge, tell everybody, stop the server.
 
 use std::{
+    cell::{Cell, RefCell},
     collections::BTreeMap,
+    mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -51,45 +54,65 @@ pub struct Runner<'a> {
     pub clock: Clock,
     /// Ends the run as soon as possible.
     pub stop: CancellationToken,
+    /// Launches that may run side by side, at least one. More than one is right only where a launch is a function of
+    /// its seeds, so that its neighbours cannot disturb it.
+    pub jobs: usize,
     /// Who wants to know.
     pub consumers: Vec<&'a mut dyn Consumer>,
+}
+
+/// What the launches of a run share.
+struct Shared<'a> {
+    consumers: RefCell<Vec<&'a mut dyn Consumer>>,
+    watches: RefCell<Watches>,
+    launches_failed: Cell<u32>,
+}
+
+impl Shared<'_> {
+    fn tell(&self, event: &RunEvent) -> Result<()> {
+        self.consumers.borrow_mut().iter_mut().try_for_each(|consumer| consumer.consume(event))
+    }
 }
 
 impl Runner<'_> {
     /// Runs what is left of the plan.
     pub async fn run(&mut self, todo: &[Todo]) -> Result<Finished> {
         let begin = self.clock.elapsed();
-        self.tell(&RunEvent::RunStarted {
+        let shared = Shared {
+            consumers: RefCell::new(mem::take(&mut self.consumers)),
+            watches: RefCell::default(),
+            launches_failed: Cell::new(0),
+        };
+        shared.tell(&RunEvent::RunStarted {
             id: self.id.clone(),
             plan_sha256: self.plan.sha256(),
             started_at: self.clock.timestamp().to_string(),
         })?;
-        let mut launches_failed = 0;
-        let mut watches = BTreeMap::new();
-        for todo in todo {
-            if self.stop.is_cancelled() {
-                break;
-            }
-            if watches.get(&todo.launch.arm).is_some_and(Watch::is_decided) {
-                continue;
-            }
-            if let Err(error) = self.launch(todo, &mut watches).await {
-                if self.stop.is_cancelled() {
-                    break;
-                }
-                launches_failed += 1;
-                let reason = error.cure().map_or_else(|| error.to_string(), |cure| format!("{error}; {cure}"));
-                let arm = self.plan.arms[todo.launch.arm].name.clone();
-                self.tell(&RunEvent::LaunchFailed { launch: todo.launch.number, arm, reason })?;
-            }
-        }
+        let launches = stream::iter(todo).map(Ok);
+        launches.try_for_each_concurrent(self.jobs.max(1), |todo| self.attempt(todo, &shared)).await?;
         let interrupted = self.stop.is_cancelled();
         let wall_ms = self.clock.elapsed().saturating_sub(begin).as_secs_f64() * 1e3;
-        self.tell(&RunEvent::RunEnded { interrupted, wall_ms })?;
-        Ok(Finished { interrupted, launches_failed })
+        shared.tell(&RunEvent::RunEnded { interrupted, wall_ms })?;
+        Ok(Finished { interrupted, launches_failed: shared.launches_failed.get() })
     }
 
-    async fn launch(&mut self, todo: &Todo, watches: &mut Watches) -> Result<()> {
+    /// Runs a launch, unless the run is over or its arm decided; a launch that fails is told and does not end the run.
+    async fn attempt(&self, todo: &Todo, shared: &Shared<'_>) -> Result<()> {
+        let decided = shared.watches.borrow().get(&todo.launch.arm).is_some_and(Watch::is_decided);
+        if self.stop.is_cancelled() || decided {
+            return Ok(());
+        }
+        let Err(error) = self.launch(todo, shared).await else { return Ok(()) };
+        if self.stop.is_cancelled() {
+            return Ok(());
+        }
+        shared.launches_failed.update(|failed| failed + 1);
+        let reason = error.cure().map_or_else(|| error.to_string(), |cure| format!("{error}; {cure}"));
+        let arm = self.plan.arms[todo.launch.arm].name.clone();
+        shared.tell(&RunEvent::LaunchFailed { launch: todo.launch.number, arm, reason })
+    }
+
+    async fn launch(&self, todo: &Todo, shared: &Shared<'_>) -> Result<()> {
         let arm = &self.plan.arms[todo.launch.arm];
         let server = tokio::select! {
             () = self.stop.cancelled() => return Ok(()),
@@ -98,7 +121,7 @@ impl Runner<'_> {
         // The graphs are the same in every repetition.
         let analyse = arm.hazards && todo.launch.repetition == 0 && self.plan.target.kind == TargetKind::Builtin;
         let hazards = if analyse { target::hazards(&arm.env).await } else { None };
-        let outcome = self.drive(todo, arm, &server, hazards, watches).await;
+        let outcome = self.drive(todo, arm, &server, hazards, shared).await;
         let grace = if self.stop.is_cancelled() { Duration::ZERO } else { self.grace() };
         server.stop(grace).await;
         outcome
@@ -130,19 +153,19 @@ impl Runner<'_> {
     }
 
     async fn drive(
-        &mut self,
+        &self,
         todo: &Todo,
         arm: &Arm,
         server: &Server,
         hazards: Option<u64>,
-        watches: &mut Watches,
+        shared: &Shared<'_>,
     ) -> Result<()> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
         let launch = todo.launch.number;
         let timed = self.plan.load.duration.is_some();
-        self.tell(&RunEvent::LaunchStarted {
+        shared.tell(&RunEvent::LaunchStarted {
             launch,
             arm: arm.name.clone(),
             seed: self.plan.launch_seed(todo.launch.repetition).0,
@@ -152,6 +175,7 @@ impl Runner<'_> {
         })?;
         let job = Arc::new(self.job(todo, arm, model));
         if let Some(until) = self.plan.load.until {
+            let mut watches = shared.watches.borrow_mut();
             watches.entry(todo.launch.arm).or_insert_with(|| Watch::new(until)).launch(launch, todo.sessions.len());
         }
         // A test that has decided ends its own launch; the run goes on.
@@ -164,10 +188,10 @@ impl Runner<'_> {
             match happening {
                 Happening::Failed(error) => failure = Some(error),
                 other => {
-                    if decides(watches, todo, &other) {
+                    if decides(&mut shared.watches.borrow_mut(), todo, &other) {
                         stop.cancel();
                     }
-                    self.happened(todo, arm, &job, other)?;
+                    self.happened(todo, arm, &job, other, shared)?;
                 }
             }
         }
@@ -179,7 +203,7 @@ impl Runner<'_> {
         let complete = !self.stop.is_cancelled();
         let metrics = if complete { client.get("/metrics").await } else { None };
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
-        self.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms })
+        shared.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms })
     }
 
     fn job(&self, todo: &Todo, arm: &Arm, model: String) -> Job {
@@ -214,7 +238,7 @@ impl Runner<'_> {
         }
     }
 
-    fn happened(&mut self, todo: &Todo, arm: &Arm, job: &Job, happening: Happening) -> Result<()> {
+    fn happened(&self, todo: &Todo, arm: &Arm, job: &Job, happening: Happening, shared: &Shared<'_>) -> Result<()> {
         let launch = todo.launch.number;
         let event = match happening {
             Happening::Failed(_) => return Ok(()),
@@ -230,11 +254,7 @@ impl Runner<'_> {
                 RunEvent::Answered(Box::new(answer(&exchange, launch, &arm.name, seed, &job.model, self.clock)))
             }
         };
-        self.tell(&event)
-    }
-
-    fn tell(&mut self, event: &RunEvent) -> Result<()> {
-        self.consumers.iter_mut().try_for_each(|consumer| consumer.consume(event))
+        shared.tell(&event)
     }
 }
 
