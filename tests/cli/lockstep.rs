@@ -22,17 +22,22 @@ concurrency = 2
 lockstep = true
 [gate]
 max_upper = 0.9
+[env]
+TOOLSTORM_DEVICE = "sim"
+TOOLSTORM_MAX_BATCH = "2"
 [[arm]]
-name = "only"
+name = "overlapped"
+expect = "report"
+[[arm]]
+name = "overlap-off"
 expect = "report"
 [arm.env]
 SGLANG_OPT_USE_MULTI_STREAM_OVERLAP = "0"
-TOOLSTORM_MAX_BATCH = "2"
 "#;
 
 /// Everything that equal runs share.
-fn calls(context: &TestContext, seed: &str) -> Vec<Value> {
-    let ran = context.run(&["matrix", "twice.toml", "--seed", seed, "--json", "--quiet"]);
+fn calls(context: &TestContext, seed: &str, jobs: &str) -> Vec<Value> {
+    let ran = context.run(&["matrix", "twice.toml", "--seed", seed, "--jobs", jobs, "--json", "--quiet"]);
     assert_eq!(ran.code, 0, "{}\n{}", ran.stderr, ran.stdout);
     let mut calls = lines(&context.result().join("calls.jsonl"));
     for call in &mut calls {
@@ -43,22 +48,21 @@ fn calls(context: &TestContext, seed: &str) -> Vec<Value> {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "the engine computes for real: run it with --release")]
 fn two_runs_of_one_seed_are_equal_and_another_seed_differs() {
     let context = TestContext::new();
     context.write("small.toml", SCENARIO);
     context.write("twice.toml", MATRIX);
-    let first = calls(&context, "7");
-    assert_eq!(first.len(), 3);
+    let first = calls(&context, "7", "1");
+    assert_eq!(first.len(), 6);
     assert!(first.iter().all(|call| call["verdict"] == "valid"), "{first:?}");
-    assert_eq!(first, calls(&context, "7"));
-    assert_ne!(first, calls(&context, "8"));
+    assert_eq!(first, calls(&context, "7", "2"), "side by side as one after the other");
+    assert_ne!(first, calls(&context, "8", "2"));
 }
 
 #[test]
 fn a_server_that_cannot_start_is_named_with_the_end_of_its_log() {
     let context = TestContext::new();
-    let broken = MATRIX.replace("[arm.env]\n", "args = [\"--no-such-flag\"]\n[arm.env]\n");
+    let broken = MATRIX.replace("expect = \"report\"\n", "expect = \"report\"\nargs = [\"--no-such-flag\"]\n");
     context.write("small.toml", SCENARIO);
     context.write("twice.toml", &broken);
     let ran = context.run(&["matrix", "twice.toml", "--json", "--quiet"]);
