@@ -152,6 +152,7 @@ fn search(bug: &mut Bug, seed: Seed) -> (Option<bool>, u64) {
         confidence: CONFIDENCE,
         max_sessions: MAX_SESSIONS,
         sessions_per_probe: SESSIONS_PER_PROBE,
+        jobs: 1,
         seed,
     };
     let Ok(answer) = run(&mut Search::new(plan), bug, |_, _, _| Ok(())) else { return (None, 0) };

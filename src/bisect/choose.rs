@@ -39,15 +39,49 @@ pub struct Choice {
     pub gain: f64,
 }
 
-/// The configuration and size with the highest expected information about the answer per session, where starting a
-/// server counts as half a smallest probe. Lindley (1956), Annals of Mathematical Statistics 27:986. Configurations in
-/// `barred` did not start. `None` when everything is barred.
-pub fn choose(posterior: &Posterior, smallest: u64, barred: &BTreeSet<Subset>, seed: Seed) -> Option<Choice> {
+/// Up to `count` configurations and sizes, for probes side by side: each the one with the highest expected information
+/// about the answer per session, given that the earlier ones will be known, where starting a server counts as half a
+/// smallest probe. Lindley (1956), Annals of Mathematical Statistics 27:986. Configurations in `barred` did not start.
+/// Fewer where all others are barred or tell nothing.
+pub fn choose(
+    posterior: &Posterior,
+    smallest: u64,
+    count: usize,
+    barred: &BTreeSet<Subset>,
+    seed: Seed,
+) -> Vec<Choice> {
     let sample = Sample::draw(posterior, smallest);
+    let mut prospects = vec![Prospect { probability: 1.0, weights: sample.members.iter().map(|m| m.weight).collect() }];
+    let mut barred = barred.clone();
+    let mut choices: Vec<Choice> = Vec::new();
+    while choices.len() < count.max(1) {
+        let Some(choice) = best(posterior, &sample, &prospects, &barred, seed) else { break };
+        if !choices.is_empty() && choice.gain <= 0.0 {
+            break;
+        }
+        prospects = sample.split(posterior, &prospects, choice);
+        barred.insert(choice.bad);
+        choices.push(choice);
+    }
+    choices
+}
+
+/// The most telling choice over all `prospects`.
+fn best(
+    posterior: &Posterior,
+    sample: &Sample<'_>,
+    prospects: &[Prospect],
+    barred: &BTreeSet<Subset>,
+    seed: Seed,
+) -> Option<Choice> {
+    let smallest = sample.smallest;
     let price = |sessions: u64| sessions as f64 + smallest as f64 / 2.0;
     let best_size = |bad: Subset| {
-        let of =
-            |size: usize| Choice { bad, sessions: smallest * SIZES[size], gain: sample.gain(posterior, bad, size) };
+        let of = |size: usize| Choice {
+            bad,
+            sessions: smallest * SIZES[size],
+            gain: sample.gain(posterior, prospects, bad, size),
+        };
         (0..SIZES.len()).map(of).max_by(|a, b| (a.gain / price(a.sessions)).total_cmp(&(b.gain / price(b.sessions))))
     };
     let value = |choice: &Choice| choice.gain / price(choice.sessions);
@@ -92,6 +126,16 @@ fn candidates(posterior: &Posterior, seed: Seed) -> Vec<Subset> {
     }
     candidates
 }
+
+/// One way in which the probes chosen so far may come out.
+struct Prospect {
+    probability: f64,
+    /// The weights of the sample's members in that case.
+    weights: Vec<f64>,
+}
+
+/// Prospects that are followed; the least likely are dropped beyond.
+const PROSPECTS: usize = 25;
 
 /// One explanation of the sample.
 struct Member {
@@ -144,31 +188,61 @@ impl<'a> Sample<'a> {
         Self { members, hypotheses, answers: causes.len(), smallest }
     }
 
-    /// The mutual information of the answer and the outcome of probing `bad` with the size numbered `size`.
-    fn gain(&self, posterior: &Posterior, bad: Subset, size: usize) -> f64 {
+    /// By member, the probability of each bin when `bad` is probed with the size numbered `size`.
+    fn outcomes(&self, posterior: &Posterior, bad: Subset, size: usize) -> Vec<Bins> {
         let seen = (posterior.seen(bad).trials > 0).then(|| bin_tables(posterior, bad, self.smallest * SIZES[size]));
-        let mut by_answer = vec![(0.0, [0.0; BINS.len()]); self.answers];
-        for member in &self.members {
+        let bins = |member: &Member| {
             let level = self.hypotheses[member.index].level(bad);
-            let bins = match &seen {
+            match &seen {
                 None => member.fresh[size][level as usize],
                 Some(tables) => mix_level(tables, level, &member.rates),
-            };
+            }
+        };
+        self.members.iter().map(bins).collect()
+    }
+
+    /// The mutual information of the answer and the outcome of probing `bad` with the size numbered `size`, in the mean
+    /// over the prospects.
+    fn gain(&self, posterior: &Posterior, prospects: &[Prospect], bad: Subset, size: usize) -> f64 {
+        let outcomes = self.outcomes(posterior, bad, size);
+        prospects.iter().map(|prospect| prospect.probability * self.information(&outcomes, &prospect.weights)).sum()
+    }
+
+    fn information(&self, outcomes: &[Bins], weights: &[f64]) -> f64 {
+        let mut by_answer = vec![(0.0, [0.0; BINS.len()]); self.answers];
+        for ((member, bins), share) in self.members.iter().zip(outcomes).zip(weights) {
             let (weight, sums) = &mut by_answer[member.answer];
-            *weight += member.weight;
+            *weight += share;
             for (sum, p) in sums.iter_mut().zip(bins) {
-                *sum += member.weight * p;
+                *sum += share * p;
             }
         }
         let mut total = [0.0; BINS.len()];
         let mut conditional = 0.0;
-        for (weight, sums) in &by_answer {
+        for (weight, sums) in by_answer.iter().filter(|(weight, _)| *weight > 0.0) {
             for (sum, p) in total.iter_mut().zip(sums) {
                 *sum += p;
             }
             conditional += weight * entropy(&sums.map(|p| p / weight));
         }
         (entropy(&total) - conditional).max(0.0)
+    }
+
+    /// Every prospect, once for each outcome of `choice`.
+    fn split(&self, posterior: &Posterior, prospects: &[Prospect], choice: Choice) -> Vec<Prospect> {
+        let size = SIZES.iter().position(|size| size * self.smallest == choice.sessions).unwrap_or(0);
+        let outcomes = self.outcomes(posterior, choice.bad, size);
+        let after = |prospect: &Prospect, bin: usize| {
+            let joint: Vec<f64> = prospect.weights.iter().zip(&outcomes).map(|(weight, bins)| weight * bins[bin]).collect();
+            let sum: f64 = joint.iter().sum();
+            let weights = joint.iter().map(|weight| weight / sum.max(f64::MIN_POSITIVE)).collect();
+            Prospect { probability: prospect.probability * sum, weights }
+        };
+        let all = prospects.iter().flat_map(|prospect| (0..BINS.len()).map(move |bin| (prospect, bin)));
+        let mut split: Vec<Prospect> = all.map(|(prospect, bin)| after(prospect, bin)).collect();
+        split.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        split.truncate(PROSPECTS);
+        split
     }
 }
 
@@ -219,7 +293,7 @@ mod tests {
     fn the_first_probe_splits_the_toggles() {
         let mut posterior = Posterior::new(8, 0.001);
         posterior.update(Subset::full(8), Counts::new(12, 24));
-        let choice = choose(&posterior, 24, &BTreeSet::new(), Seed(1)).unwrap();
+        let choice = choose(&posterior, 24, 1, &BTreeSet::new(), Seed(1))[0];
         assert!((3..=6).contains(&choice.bad.len()), "{choice:?}");
         assert!(choice.gain > 0.3, "{choice:?}");
     }
@@ -228,11 +302,21 @@ mod tests {
     fn the_ends_tell_nothing_and_the_barred_are_not_chosen() {
         let mut posterior = Posterior::new(4, 0.001);
         posterior.update(Subset::full(4), Counts::new(5, 24));
-        let first = choose(&posterior, 24, &BTreeSet::new(), Seed(1)).unwrap();
+        let first = choose(&posterior, 24, 1, &BTreeSet::new(), Seed(1))[0];
         assert!(!first.bad.is_empty() && first.bad != Subset::full(4));
-        let second = choose(&posterior, 24, &BTreeSet::from([first.bad]), Seed(1)).unwrap();
+        let second = choose(&posterior, 24, 1, &BTreeSet::from([first.bad]), Seed(1))[0];
         assert_ne!(second.bad, first.bad);
         let all = (0..16).map(Subset).collect();
-        assert!(choose(&posterior, 24, &all, Seed(1)).is_none());
+        assert!(choose(&posterior, 24, 1, &all, Seed(1)).is_empty());
+    }
+
+    #[test]
+    fn a_second_probe_beside_the_first_splits_what_the_first_leaves() {
+        let mut posterior = Posterior::new(8, 0.001);
+        posterior.update(Subset::full(8), Counts::new(12, 24));
+        let [first, second] = choose(&posterior, 24, 2, &BTreeSet::new(), Seed(1))[..] else { panic!("two wanted") };
+        let both = first.bad.0 & second.bad.0;
+        assert!(both != 0 && both != first.bad.0, "{first:?} {second:?}");
+        assert!(second.gain > 0.2 && second.gain <= first.gain, "{first:?} {second:?}");
     }
 }

@@ -92,6 +92,8 @@ pub struct Plan {
     pub max_sessions: u64,
     /// Sessions of the smallest probe.
     pub sessions_per_probe: u64,
+    /// Probes that run side by side.
+    pub jobs: usize,
     /// Seed of the choice among equals.
     pub seed: Seed,
 }
@@ -119,6 +121,11 @@ pub enum Outcome {
 pub trait Trial {
     /// Runs `probe` in a fresh server. An error ends the search; a server that does not start is [`Outcome::Skipped`].
     fn run(&mut self, probe: &Probe) -> Result<Outcome>;
+
+    /// Runs several probes, side by side where that is possible; their outcomes in the same order.
+    fn run_all(&mut self, probes: &[Probe]) -> Result<Vec<Outcome>> {
+        probes.iter().map(|probe| self.run(probe)).collect()
+    }
 }
 
 /// How a search ended.
@@ -173,10 +180,12 @@ pub fn run(
     loop {
         match search.step() {
             Step::Done(answer) => return Ok(answer),
-            Step::Probe(probe) => {
-                let outcome = trial.run(&probe)?;
-                search.record(&probe, &outcome);
-                watch(search, &probe, &outcome)?;
+            Step::Probe(probes) => {
+                let outcomes = trial.run_all(&probes)?;
+                for (probe, outcome) in probes.iter().zip(&outcomes) {
+                    search.record(probe, outcome);
+                    watch(search, probe, outcome)?;
+                }
             }
         }
     }

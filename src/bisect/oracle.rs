@@ -38,13 +38,13 @@ pub struct Oracle<'a> {
 
 impl Oracle<'_> {
     /// The plan of a probe: one arm, one launch, sessions and launch of its own.
-    fn plan(&self, probe: &Probe) -> Plan {
+    fn plan(&self, number: u64, probe: &Probe) -> Plan {
         let mut arm = self.configurations.arm(&probe.bad);
-        arm.name = format!("probe-{}", self.probes);
+        arm.name = format!("probe-{number}");
         arm.sessions = probe.sessions;
         arm.repetitions = 1;
         arm.hazards = false;
-        let seed = Seed(self.plan.seed).fork("probe").index(self.probes).0;
+        let seed = Seed(self.plan.seed).fork("probe").index(number).0;
         // A probe's size is the search's choice.
         let load = Load { until: None, ..self.plan.load.clone() };
         Plan { arms: vec![arm], seed, load, partition: None, ..self.plan.clone() }
@@ -61,10 +61,10 @@ impl Oracle<'_> {
     }
 }
 
-impl Trial for Oracle<'_> {
-    fn run(&mut self, probe: &Probe) -> Result<Outcome> {
-        let plan = self.plan(probe);
-        let folder = self.result.join(format!("probe-{:03}", self.probes));
+impl Oracle<'_> {
+    async fn probe(&self, number: u64, probe: &Probe) -> Result<Outcome> {
+        let plan = self.plan(number, probe);
+        let folder = self.result.join(format!("probe-{number:03}"));
         // What an interrupted probe left is of no use: it is run again as a whole.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).map_err(|error| Error::usage(format!("{}: {error}", folder.display())))?;
@@ -74,22 +74,34 @@ impl Trial for Oracle<'_> {
             let mut runner = Runner {
                 plan: &plan,
                 result: folder,
-                id: format!("probe-{}", self.probes),
+                id: format!("probe-{number}"),
                 clock: self.clock,
                 stop: self.stop.clone(),
                 jobs: 1,
                 consumers: vec![&mut journal as &mut dyn Consumer, &mut tally],
             };
             let launch = Launch { number: 0, arm: 0, repetition: 0 };
-            self.runtime.block_on(runner.run(&[Todo { launch, sessions: (0..probe.sessions).collect() }]))?
+            runner.run(&[Todo { launch, sessions: (0..probe.sessions).collect() }]).await?
         };
         if finished.interrupted {
             return Err(
                 Error::incomplete("the search was interrupted").hint("go on with --resume and its result folder")
             );
         }
-        self.probes += 1;
         let summary = measure::summary(&plan, &tally, None);
         Ok(Self::judge(&summary.arms[0], &tally, probe.sessions))
+    }
+}
+
+impl Trial for Oracle<'_> {
+    fn run(&mut self, probe: &Probe) -> Result<Outcome> {
+        Ok(self.run_all(std::slice::from_ref(probe))?.remove(0))
+    }
+
+    fn run_all(&mut self, probes: &[Probe]) -> Result<Vec<Outcome>> {
+        let numbered = (self.probes..).zip(probes).map(|(number, probe)| self.probe(number, probe));
+        let outcomes = self.runtime.block_on(futures::future::try_join_all(numbered))?;
+        self.probes += probes.len() as u64;
+        Ok(outcomes)
     }
 }

@@ -22,8 +22,9 @@ const CONFIRM_FROM: f64 = 0.5;
 /// What to do next.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Run this and record its outcome.
-    Probe(Probe),
+    /// Run these, side by side if there are several, and record their outcomes. One can be enough: after each record the
+    /// next step is worth asking for again.
+    Probe(Vec<Probe>),
     /// Nothing more: this is the answer.
     Done(Answer),
 }
@@ -111,40 +112,35 @@ impl Search {
         }
         let (leader, probability) = posterior.answers()[0];
         if probability >= self.wanted() {
-            return match self.confirmation(posterior, leader) {
-                Some(probe) if self.affords(&probe) => Step::Probe(probe),
-                Some(_) => self.done(Ending::Undecided),
-                None => self.done(Ending::Found),
-            };
+            let missing = self.confirmation(posterior, leader);
+            return if missing.is_empty() { self.done(Ending::Found) } else { self.affordable(missing) };
         }
         let seed = self.plan.seed.fork("probe").index(self.probes);
-        match choose(posterior, self.plan.sessions_per_probe, &self.barred, seed) {
-            Some(choice) => {
-                let probe = self.probe(choice.bad, choice.sessions);
-                if self.affords(&probe) { Step::Probe(probe) } else { self.done(Ending::Undecided) }
-            }
-            None => self.done(Ending::Undecided),
-        }
+        let choices = choose(posterior, self.plan.sessions_per_probe, self.plan.jobs, &self.barred, seed);
+        self.affordable(choices.into_iter().map(|choice| self.probe(choice.bad, choice.sessions)).collect())
     }
 
     fn verify_ends(&self) -> Step {
         let smallest = self.plan.sessions_per_probe;
         let full = Subset::full(self.groups.len());
         if !self.bad_end_fails() {
-            let probe = self.probe(full, self.bad.trials.max(smallest));
             let allowance = self.plan.max_sessions / BAD_END_SHARE;
             let rest = allowance.saturating_sub(self.bad.trials);
-            return match rest {
-                0 => self.done(Ending::BadIsClean),
-                rest => Step::Probe(Probe { sessions: probe.sessions.min(rest.max(smallest)), ..probe }),
-            };
+            if rest == 0 {
+                return self.done(Ending::BadIsClean);
+            }
+            let sessions = self.bad.trials.max(smallest).min(rest.max(smallest));
+            let mut probes = vec![self.probe(full, sessions)];
+            if self.good.trials == 0 {
+                probes.push(self.probe(Subset::default(), smallest));
+            }
+            return self.affordable(probes);
         }
         if self.good_end_fails() {
             return self.done(Ending::GoodIsCorrupt);
         }
         let missing = self.good_end_sessions().saturating_sub(self.good.trials).max(smallest);
-        let probe = self.probe(Subset::default(), missing);
-        if self.affords(&probe) { Step::Probe(probe) } else { self.done(Ending::Undecided) }
+        self.affordable(vec![self.probe(Subset::default(), missing)])
     }
 
     /// Whether the bad end failed too often for the background.
@@ -176,25 +172,42 @@ impl Search {
         (self.plan.confidence / self.certainty).powf(1.0 / rounds).min(1.0 - 1e-6)
     }
 
-    /// The probe that is missing before `leader` counts as confirmed.
-    fn confirmation(&self, posterior: &Posterior, leader: Subset) -> Option<Probe> {
+    /// The probes that are missing before `leader` counts as confirmed.
+    fn confirmation(&self, posterior: &Posterior, leader: Subset) -> Vec<Probe> {
         let full = Subset::full(self.groups.len());
         let alone = posterior.seen(leader);
         let complement = full.without(leader);
         let against = posterior.seen(complement);
+        let mut probes = Vec::new();
         if alone.events == 0 && !self.barred.contains(&leader) {
-            return Some(self.probe(leader, alone.trials.max(self.plan.sessions_per_probe)));
+            probes.push(self.probe(leader, alone.trials.max(self.plan.sessions_per_probe)));
         }
         // A second cause would show in the complement, about as often as the first one does alone.
         let rate = alone.rate().filter(|&rate| rate > 0.0).unwrap_or_else(|| posterior.rate());
         let needed = power::sessions_to_see(rate.min(0.999), self.plan.confidence).unwrap_or(1);
         let missing = needed.saturating_sub(against.trials);
         let settled = missing == 0 || against.events > 0 || complement.is_empty() || self.barred.contains(&complement);
-        (!settled).then(|| self.probe(complement, missing.max(self.plan.sessions_per_probe)))
+        if !settled {
+            probes.push(self.probe(complement, missing.max(self.plan.sessions_per_probe)));
+        }
+        probes
     }
 
-    fn affords(&self, probe: &Probe) -> bool {
-        self.sessions + probe.sessions <= self.plan.max_sessions
+    /// As many of `probes` as run side by side and leave the budget whole. A lone probe that is large enough is split
+    /// into launches: launches differ, so two halves also say more than one whole.
+    fn affordable(&self, mut probes: Vec<Probe>) -> Step {
+        probes.truncate(self.plan.jobs.max(1));
+        let left = self.plan.max_sessions.saturating_sub(self.sessions);
+        while probes.iter().map(|probe| probe.sessions).sum::<u64>() > left {
+            probes.pop();
+        }
+        let smallest = self.plan.sessions_per_probe;
+        if let [whole] = probes.as_slice() {
+            let parts = (whole.sessions / smallest).clamp(1, self.plan.jobs.max(1) as u64);
+            let part = |index| Probe { sessions: (whole.sessions + index) / parts, ..whole.clone() };
+            probes = (0..parts).map(part).collect();
+        }
+        if probes.is_empty() { self.done(Ending::Undecided) } else { Step::Probe(probes) }
     }
 
     /// A machine may be busy once; what fails to start twice is not asked a third time.
@@ -213,7 +226,7 @@ impl Search {
         let Some(posterior) = &self.posterior else { return };
         let (leader, probability) = posterior.answers()[0];
         let grouped = leader.members().any(|index| self.groups[index].len() > 1);
-        if !grouped || probability < self.wanted() || self.confirmation(posterior, leader).is_some() {
+        if !grouped || probability < self.wanted() || !self.confirmation(posterior, leader).is_empty() {
             return;
         }
         let seen = posterior.seen(leader);
@@ -330,7 +343,7 @@ mod tests {
     }
 
     fn plan(toggles: usize, max_sessions: u64) -> Plan {
-        Plan { toggles, confidence: 0.95, max_sessions, sessions_per_probe: 24, seed: Seed(3) }
+        Plan { toggles, confidence: 0.95, max_sessions, sessions_per_probe: 24, jobs: 1, seed: Seed(3) }
     }
 
     fn find(toggles: usize, rate: impl Fn(&[usize]) -> f64) -> Answer {
@@ -393,6 +406,41 @@ mod tests {
     }
 
     #[test]
+    fn probes_side_by_side_find_the_same() {
+        let rate = |bad: &[usize]| if all(bad, &[1, 6]) { 0.2 } else { 0.0 };
+        let mut search = Search::new(Plan { jobs: 2, ..plan(8, 6000) });
+        let Step::Probe(ends) = search.step() else { panic!("no probe") };
+        assert_eq!(ends.iter().map(|probe| probe.bad.len()).collect::<Vec<_>>(), [8, 0]);
+        let mut rounds = 0;
+        let mut trial = Simulated(rate, Seed(7).rng());
+        let answer = loop {
+            match search.step() {
+                Step::Done(answer) => break answer,
+                Step::Probe(probes) => {
+                    assert!((1..=2).contains(&probes.len()));
+                    rounds += 1;
+                    for (probe, outcome) in probes.iter().zip(trial.run_all(&probes).unwrap()) {
+                        search.record(probe, &outcome);
+                    }
+                }
+            }
+        };
+        assert_eq!((answer.ending, answer.culprit.as_slice()), (Ending::Found, &[1, 6][..]));
+        assert!(rounds < search.probes, "{rounds} steps for {} probes", search.probes);
+    }
+
+    #[test]
+    fn a_lone_large_probe_is_split_into_launches() {
+        let search = Search::new(Plan { jobs: 2, ..plan(8, 6000) });
+        let sizes = |sessions| match search.affordable(vec![Probe { bad: vec![0], sessions }]) {
+            Step::Probe(probes) => probes.iter().map(|probe| probe.sessions).collect::<Vec<_>>(),
+            Step::Done(_) => Vec::new(),
+        };
+        assert_eq!([sizes(24), sizes(47), sizes(49), sizes(96)], [vec![24], vec![47], vec![24, 25], vec![48, 48]]);
+        assert_eq!(sizes(7000), Vec::<u64>::new());
+    }
+
+    #[test]
     fn a_search_resumes_where_its_outcomes_end() {
         let rate = |bad: &[usize]| if all(bad, &[3]) { 0.15 } else { 0.0 };
         let mut log = Vec::new();
@@ -404,7 +452,7 @@ mod tests {
         assert!(log.len() > 3);
         let mut again = Search::new(plan(6, 3000));
         for (probe, outcome) in &log {
-            assert_eq!(again.step(), Step::Probe(probe.clone()));
+            assert_eq!(again.step(), Step::Probe(vec![probe.clone()]));
             again.record(probe, outcome);
         }
         assert_eq!(again.step(), Step::Done(answer.unwrap()));

@@ -22,7 +22,7 @@ use crate::{
     gate::percent_against,
     report::{folder, terminal::Console},
     run::{self, Plan, resolve},
-    scenario::{BisectSpec, file},
+    scenario::{BisectSpec, TargetKind, file},
     seed::Seed,
     stats::{Counts, interval},
 };
@@ -95,7 +95,8 @@ fn wanted(args: &Args, spec: &BisectSpec, plan: &Plan, found: &Configurations) -
             .hint("raise it, or lower `sessions_per_probe`"));
     }
     let seed = Seed(plan.seed).fork("bisect");
-    Ok(bisect::Plan { toggles: found.switches.len(), confidence, max_sessions, sessions_per_probe, seed })
+    let jobs = if plan.target.kind == TargetKind::Builtin && plan.load.lockstep { 2 } else { 1 };
+    Ok(bisect::Plan { toggles: found.switches.len(), confidence, max_sessions, sessions_per_probe, jobs, seed })
 }
 
 fn dry_run(configurations: &Configurations, wanted: &bisect::Plan, console: Console) {
