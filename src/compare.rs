@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{
     report::{
-        position::{Axis, is_counted, session_of},
+        position::{Axis, SendOrder, is_counted, session_of},
         summary::CallRecord,
     },
     seed::Seed,
@@ -159,8 +159,9 @@ fn by_class(first: &Side, second: &Side, confidence: f64) -> Table {
 fn by_axis(axis: Axis, first: &Side, second: &Side, confidence: f64) -> Table {
     let sessions = |side: &Side| {
         let mut cells: BTreeMap<u64, (Sessions, Sessions)> = BTreeMap::new();
+        let order = SendOrder::of(&side.calls);
         for call in side.calls.iter().filter(|call| is_counted(call)) {
-            let Some(position) = axis.position(call) else { continue };
+            let Some(position) = axis.position(call, &order) else { continue };
             let (corrupted, all) = cells.entry(position).or_default();
             all.insert(session_of(call));
             if call.verdict == Verdict::Corrupted {

@@ -233,7 +233,8 @@ impl<'a> Sample<'a> {
         let size = SIZES.iter().position(|size| size * self.smallest == choice.sessions).unwrap_or(0);
         let outcomes = self.outcomes(posterior, choice.bad, size);
         let after = |prospect: &Prospect, bin: usize| {
-            let joint: Vec<f64> = prospect.weights.iter().zip(&outcomes).map(|(weight, bins)| weight * bins[bin]).collect();
+            let joint: Vec<f64> =
+                prospect.weights.iter().zip(&outcomes).map(|(weight, bins)| weight * bins[bin]).collect();
             let sum: f64 = joint.iter().sum();
             let weights = joint.iter().map(|weight| weight / sum.max(f64::MIN_POSITIVE)).collect();
             Prospect { probability: prospect.probability * sum, weights }

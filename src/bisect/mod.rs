@@ -23,6 +23,9 @@ pub use search::{Search, Step};
 /// Toggles, or groups of them, that one search tells apart; beyond this they are searched in groups.
 pub const MOST_TOGGLES: usize = 20;
 
+/// Probes side by side at most: the more are chosen before their outcomes are known, the less each of them tells.
+pub const MOST_JOBS: usize = 4;
+
 /// A set of toggles, or of groups of them, that are at their bad value; the others are at their good one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Subset(pub u32);

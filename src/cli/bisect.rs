@@ -22,7 +22,7 @@ use crate::{
     gate::percent_against,
     report::{folder, terminal::Console},
     run::{self, Plan, resolve},
-    scenario::{BisectSpec, TargetKind, file},
+    scenario::{BisectSpec, file},
     seed::Seed,
     stats::{Counts, interval},
 };
@@ -95,7 +95,7 @@ fn wanted(args: &Args, spec: &BisectSpec, plan: &Plan, found: &Configurations) -
             .hint("raise it, or lower `sessions_per_probe`"));
     }
     let seed = Seed(plan.seed).fork("bisect");
-    let jobs = if plan.target.kind == TargetKind::Builtin && plan.load.lockstep { 2 } else { 1 };
+    let jobs = execute::jobs(plan, args.options.jobs)?.min(bisect::MOST_JOBS);
     Ok(bisect::Plan { toggles: found.switches.len(), confidence, max_sessions, sessions_per_probe, jobs, seed })
 }
 

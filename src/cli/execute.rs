@@ -48,6 +48,14 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     if options.dry_run {
         return Ok(dry_run(&plan, console));
     }
+    let (summary, finished) = drive(plan, options, console)?;
+    console.say(table::render(&summary, console).trim_end());
+    console.emit(&summary);
+    Ok(code(&summary, finished))
+}
+
+/// Runs `plan`, or what is left of it, and writes its reports.
+pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(Summary, Finished)> {
     let jobs = jobs(&plan, options.jobs)?;
     let clock = Clock::start();
     let (folder, mut tally, mut journal) = if let Some(path) = &options.resume {
@@ -85,14 +93,12 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     let summary = gate::settle(measure::summary(plan, &tally, Some(&folder.path)), &plan.gate)?;
     folder.write(&tally, &summary)?;
     options.exports.write(plan, &tally, &summary)?;
-    console.say(table::render(&summary, console).trim_end());
-    console.emit(&summary);
-    Ok(code(&summary, finished))
+    Ok((summary, finished))
 }
 
 /// How many launches run side by side. Only virtual time makes neighbours invisible to each other: under lockstep on the
 /// virtual GPU. Everywhere else a neighbour is load that nobody asked for, and it moves the races.
-fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
+pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
     let virtual_gpu =
         |arm: &Arm| match arm.env.get("TOOLSTORM_DEVICE").cloned().or_else(|| env::var("TOOLSTORM_DEVICE")) {
             Some(device) if device == "sim" => true,

@@ -241,7 +241,7 @@ impl Exports {
             folder::put(path, &csv::render(summary)?)?;
         }
         if let Some(path) = &self.export_markdown {
-            folder::put(path, &markdown::render(summary))?;
+            folder::put(path, &markdown::render(tally, summary))?;
         }
         if let Some(path) = &self.export_junit {
             folder::put(path, &junit::render(summary)?)?;

@@ -52,6 +52,8 @@ fn columns(arm: &ArmSummary) -> Vec<(&'static str, String)> {
         ("calls", arm.calls.to_string()),
         ("calls_corrupted", arm.calls_corrupted.to_string()),
         ("corruption_rate", share(arm.corruption_rate)),
+        ("corruption_rate_interval_lower", share(arm.corruption_rate_interval.map(|bounds| bounds[0]))),
+        ("corruption_rate_interval_upper", share(arm.corruption_rate_interval.map(|bounds| bounds[1]))),
         ("round_corruption_rate", share(arm.round_corruption_rate)),
         ("classes", map(arm.classes.iter().map(|(class, count)| (class.to_string(), *count)).collect())),
         ("infra", map(arm.infra.iter().map(|(class, count)| (class.to_string(), *count)).collect())),

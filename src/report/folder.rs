@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{csv, hlog, html, junit, markdown, summary::Summary, tally::Tally};
+use super::{csv, hlog, html, junit, markdown, position, summary::Summary, tally::Tally};
 use crate::{
     clock::Clock,
     env,
@@ -127,7 +127,10 @@ impl Folder {
         self.put("calls.jsonl", &calls(tally))?;
         self.put("summary.json", &pretty(summary))?;
         self.put("summary.csv", &csv::render(summary)?)?;
-        self.put("summary.md", &markdown::render(summary))?;
+        let calls: Vec<_> = tally.calls().collect();
+        let arms = summary.arms.iter().map(|arm| arm.name.as_str());
+        self.put("positions.csv", &position::csv(&position::of_arms(arms, &calls, summary.confidence))?)?;
+        self.put("summary.md", &markdown::render(tally, summary))?;
         self.put("junit.xml", &junit::render(summary)?)?;
         self.put("report.html", &html::render(self.plan(), tally, summary)?)?;
         self.put("latency.hlog", &hlog::render(self.plan(), tally)?)

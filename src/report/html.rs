@@ -6,14 +6,14 @@ use serde_json::json;
 use super::{
     failure::failures,
     plot::{self, Bar},
-    position,
+    position::{self, Positions},
     summary::{ArmSummary, Outcome, Summary},
     table::{details, percent, sessions},
     tally::Tally,
 };
 use crate::{
     error::{Error, Result},
-    run::{CallRecord, Plan},
+    run::Plan,
 };
 
 /// Corrupted calls that the page shows in full; all of them are in the evidence folder.
@@ -25,14 +25,15 @@ pub fn render(plan: &Plan, tally: &Tally, summary: &Summary) -> Result<String> {
     let mut environment = Environment::new();
     environment.add_template("report.html", include_str!("template.html")).map_err(fail)?;
     let template = environment.get_template("report.html").map_err(fail)?;
-    let calls: Vec<CallRecord> = tally.calls().collect();
-    let per_arm = summary.arms.iter().filter_map(|arm| positions(arm, &calls, summary.confidence));
+    let calls: Vec<_> = tally.calls().collect();
+    let corrupted = summary.arms.iter().filter(|arm| arm.calls_corrupted > 0).map(|arm| arm.name.as_str());
+    let positions: Vec<_> = position::of_arms(corrupted, &calls, summary.confidence).iter().map(positions).collect();
     template
         .render(context! {
             summary => Value::from(Serde(json!(summary))),
             arms => Value::from(Serde(json!(summary.arms.iter().map(row).collect::<Vec<_>>()))),
             failures => Value::from(Serde(json!(failures(plan, tally, SHOWN)))),
-            positions => Value::from(Serde(json!(per_arm.collect::<Vec<_>>()))),
+            positions => Value::from(Serde(json!(positions))),
             rates => Value::from_safe_string(plot::bars(&rates(summary), " %")),
             latencies => Value::from(Serde(json!(latencies(summary)))),
             configurations => Value::from(Serde(json!(configurations(tally)))),
@@ -91,21 +92,25 @@ fn latencies(summary: &Summary) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Where in an arm's calls corruption sits; nothing for an arm without any.
-fn positions(arm: &ArmSummary, calls: &[CallRecord], confidence: f64) -> Option<serde_json::Value> {
-    if arm.calls_corrupted == 0 {
-        return None;
+/// Where in an arm's calls corruption sits: one drawing an axis, then the hazard of the first corruption.
+fn positions(arm: &Positions) -> serde_json::Value {
+    let plot = |title: &str, bars: Vec<Bar>| json!({"title": title, "plot": plot::bars(&bars, " %")});
+    let mut tables: Vec<_> =
+        arm.tables.iter().map(|table| plot(table.axis.title(), table.rows.iter().map(bar).collect())).collect();
+    tables
+        .push(plot("round of the first corruption, of the sessions still clean", arm.curve.iter().map(step).collect()));
+    json!({"arm": arm.arm, "tables": tables})
+}
+
+fn step(step: &position::Step) -> Bar {
+    let position::Step { round, at_risk, corrupted, interval: [low, high], surviving } = step;
+    Bar {
+        label: format!("{round} ({corrupted} of {at_risk}, {:.0} % clean after)", surviving * 100.0),
+        low: low * 100.0,
+        middle: *corrupted as f64 / (*at_risk).max(1) as f64 * 100.0,
+        high: high * 100.0,
+        alarming: *corrupted > 0,
     }
-    let own: Vec<_> = calls.iter().filter(|call| call.arm == arm.name).collect();
-    let tables = position::tables(&own, confidence);
-    let tables: Vec<_> = tables
-        .iter()
-        .map(|table| {
-            let bars: Vec<_> = table.rows.iter().map(bar).collect();
-            json!({"title": table.axis.title(), "plot": plot::bars(&bars, " %")})
-        })
-        .collect();
-    Some(json!({"arm": arm.name, "tables": tables}))
 }
 
 fn bar(row: &position::Row) -> Bar {

@@ -4,12 +4,14 @@ use std::fmt::Write as _;
 
 use super::{
     csv::{expect, outcome},
+    position,
     summary::Summary,
-    table::{details, percent, sessions},
+    table::{details, launch_note, percent, sessions},
+    tally::Tally,
 };
 
 /// The whole page.
-pub fn render(summary: &Summary) -> String {
+pub fn render(tally: &Tally, summary: &Summary) -> String {
     let mut text = String::new();
     let confidence = summary.confidence * 100.0;
     let _ = writeln!(text, "# {}: {}\n\n{}\n", summary.name, outcome(summary.verdict), summary.reason);
@@ -47,6 +49,15 @@ pub fn render(summary: &Summary) -> String {
         let _ = write!(text, "- **{}**: {}", arm.name, arm.reason);
         let parts = details(arm);
         let _ = if parts.is_empty() { writeln!(text) } else { writeln!(text, " ({})", parts.join(", ")) };
+    }
+    if let Some(note) = launch_note(summary) {
+        let _ = writeln!(text, "\nNote: {note}.");
+    }
+    let calls: Vec<_> = tally.calls().collect();
+    let corrupted = summary.arms.iter().filter(|arm| arm.calls_corrupted > 0).map(|arm| arm.name.as_str());
+    for arm in position::of_arms(corrupted, &calls, summary.confidence) {
+        let _ = writeln!(text, "\n## Where calls of {} were corrupted", arm.arm);
+        text.push_str(&position::markdown(&arm.tables, &arm.curve));
     }
     let _ = writeln!(
         text,

@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 
 use super::{
-    summary::{ArmSummary, Outcome, SCHEMA, Summary},
+    summary::{ArmSummary, LaunchEffect, Outcome, SCHEMA, Summary},
     tally::{LaunchTally, SessionTally, Tally},
 };
 use crate::{
     run::{Answer, Arm, Plan, Progress, SessionEnd, Until, Watch},
     scenario::Arrival,
+    seed::Seed,
     stats::{
         Counts,
+        cluster::{self, Clustering},
         interval::{clopper_pearson, upper_bound},
     },
     validate::{Class, Verdict},
@@ -67,6 +69,8 @@ fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
     }
     sum.session_corruption_rate = rate(sum.sessions_corrupted, sum.sessions_judged);
     sum.corruption_rate = rate(sum.calls_corrupted, sum.calls);
+    sum.corruption_rate_interval = call_interval(plan, &sum, &launches);
+    sum.launch_effect = launch_effect(plan.gate.confidence, &launches);
     sum.round_corruption_rate = rate(sum.rounds_corrupted, sum.rounds);
     sum.schema_accuracy = rate(sum.count_successful_tool_call, sum.calls);
     sum.sequential = plan.load.until.map(|until| sequential(until, tally, arm));
@@ -89,11 +93,13 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         sessions_judged: 0,
         sessions_corrupted: 0,
         session_corruption_rate: None,
+        launch_effect: None,
         session_corruption_rate_interval: None,
         session_corruption_rate_upper: None,
         calls: 0,
         calls_corrupted: 0,
         corruption_rate: None,
+        corruption_rate_interval: None,
         rounds: 0,
         rounds_corrupted: 0,
         round_corruption_rate: None,
@@ -177,11 +183,12 @@ fn count_answer(sum: &mut ArmSummary, answer: &Answer) {
     sum.rounds += 1;
     let corrupted = first.response_verdict == Verdict::Corrupted;
     sum.rounds_corrupted += u64::from(corrupted);
+    let calls = counted_calls(answer);
+    sum.calls += calls.trials;
+    sum.calls_corrupted += calls.events;
     for call in &answer.calls {
         *sum.classes.entry(call.class).or_default() += 1;
         if call.name.is_some() || corrupted {
-            sum.calls += 1;
-            sum.calls_corrupted += u64::from(call.verdict == Verdict::Corrupted);
             let successful = call.verdict == Verdict::Valid || call.class == Class::ValueAltered;
             sum.count_successful_tool_call += u64::from(successful);
         }
@@ -190,6 +197,50 @@ fn count_answer(sum: &mut ArmSummary, answer: &Answer) {
     if corrupted && answer.calls.iter().all(|call| call.verdict != Verdict::Corrupted) {
         *sum.classes.entry(first.response_class).or_default() += 1;
     }
+}
+
+/// The judged calls of an answer, and the corrupted ones.
+fn counted_calls(answer: &Answer) -> Counts {
+    let Some(first) = answer.calls.first() else { return Counts::default() };
+    let judged = matches!(first.response_verdict, Verdict::Valid | Verdict::Corrupted);
+    if answer.cancelled || first.after_corruption || !judged {
+        return Counts::default();
+    }
+    let corrupted = first.response_verdict == Verdict::Corrupted;
+    let counted = answer.calls.iter().filter(|call| call.name.is_some() || corrupted);
+    counted.fold(Counts::default(), |sum, call| sum + Counts::new(u64::from(call.verdict == Verdict::Corrupted), 1))
+}
+
+/// Calls of one session are not independent, so whole sessions are resampled.
+fn call_interval(plan: &Plan, sum: &ArmSummary, launches: &[&LaunchTally]) -> Option<[f64; 2]> {
+    let sessions = launches.iter().flat_map(|launch| launch.sessions.values()).filter(|session| !session.warmup);
+    let calls = |session: &SessionTally| {
+        session.answers.iter().fold(Counts::default(), |sum, answer| sum + counted_calls(answer))
+    };
+    let clusters: Vec<_> = sessions.map(calls).filter(|calls| calls.trials > 0).collect();
+    if clusters.is_empty() {
+        return None;
+    }
+    let mut rng = Seed(plan.seed).fork("bootstrap").fork(&sum.name).rng();
+    let interval = cluster::bootstrap(&clusters, plan.gate.confidence, &mut rng);
+    interval.map(|interval| [interval.lower, interval.upper]).or(sum.session_corruption_rate_interval)
+}
+
+fn launch_effect(confidence: f64, launches: &[&LaunchTally]) -> Option<LaunchEffect> {
+    let corrupted = |session: &SessionTally| match session.end {
+        Some(SessionEnd::Complete) => Counts::new(0, 1),
+        Some(SessionEnd::Corrupted) => Counts::new(1, 1),
+        _ => Counts::default(),
+    };
+    let of = |launch: &&LaunchTally| launch.counted().map(corrupted).fold(Counts::default(), |sum, one| sum + one);
+    let clustering = Clustering::of(&launches.iter().map(of).collect::<Vec<_>>());
+    let interval = clustering.interval(confidence);
+    (clustering.clusters > 1).then_some(LaunchEffect {
+        launches: clustering.clusters,
+        correlation: clustering.correlation,
+        design_effect: clustering.design_effect,
+        interval: [interval.lower, interval.upper],
+    })
 }
 
 fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {

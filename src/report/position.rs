@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::summary::CallRecord;
 use crate::{
+    error::{Error, Result},
     stats::position::{Course, Observation, bin, hazard, rates},
     validate::Verdict,
 };
@@ -42,11 +43,22 @@ impl Axis {
         }
     }
 
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Round => "round",
+            Self::RequestIndex => "request_index",
+            Self::OutputLength => "output_tokens",
+            Self::Concurrency => "in_flight",
+            Self::CachePhase => "cache_phase",
+        }
+    }
+
     /// Where `call` stands; `None` where that is not known.
-    pub fn position(self, call: &CallRecord) -> Option<u64> {
+    pub fn position(self, call: &CallRecord, order: &SendOrder) -> Option<u64> {
         Some(match self {
             Self::Round => u64::from(call.round),
-            Self::RequestIndex => bin(call.data_index + 1),
+            Self::RequestIndex => bin(order.index(call)? + 1),
             Self::OutputLength => bin(call.output_tokens?),
             Self::Concurrency => bin(u64::from(call.in_flight_at)),
             Self::CachePhase => u64::from(call.round > 0),
@@ -88,6 +100,30 @@ pub struct Row {
     pub interval: [f64; 2],
 }
 
+/// The requests of each launch in the order in which they were sent; the lines of `calls.jsonl` are in session order.
+#[derive(Debug, Default)]
+pub struct SendOrder(BTreeMap<(u32, u64), u64>);
+
+impl SendOrder {
+    /// The order of the requests behind `calls`.
+    pub fn of<'a>(calls: impl IntoIterator<Item = &'a CallRecord>) -> Self {
+        let mut launches: BTreeMap<u32, Vec<(Option<jiff::Timestamp>, u64)>> = BTreeMap::new();
+        for call in calls.into_iter().filter(|call| call.call == 0) {
+            launches.entry(call.launch).or_default().push((call.started_at.parse().ok(), call.data_index));
+        }
+        let numbered = launches.into_iter().flat_map(|(launch, mut requests)| {
+            requests.sort_unstable();
+            (0..).zip(requests).map(move |(index, (_, request))| ((launch, request), index))
+        });
+        Self(numbered.collect())
+    }
+
+    /// How many requests the launch had been sent before this one.
+    fn index(&self, call: &CallRecord) -> Option<u64> {
+        self.0.get(&(call.launch, call.data_index)).copied()
+    }
+}
+
 /// A session of one launch.
 pub(crate) fn session_of(call: &CallRecord) -> (u32, u64) {
     (call.launch, call.session)
@@ -101,11 +137,12 @@ pub(crate) fn is_counted(call: &CallRecord) -> bool {
 /// One table an axis, over the calls of one arm. Positions that no call has give no row.
 pub fn tables(calls: &[&CallRecord], confidence: f64) -> Vec<Table> {
     let numbers = number_sessions(calls);
+    let order = SendOrder::of(calls.iter().copied());
     let along = |axis: Axis| {
         let counted = calls.iter().filter(|call| is_counted(call));
         let observations = counted.filter_map(|call| {
             Some(Observation {
-                position: axis.position(call)?,
+                position: axis.position(call, &order)?,
                 session: numbers[&session_of(call)],
                 corrupted: call.verdict == Verdict::Corrupted,
             })
@@ -166,6 +203,56 @@ pub fn curve(calls: &[&CallRecord], confidence: f64) -> Vec<Step> {
         surviving: row.surviving,
     });
     steps.collect()
+}
+
+/// Where the calls of one arm were corrupted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Positions {
+    /// The arm.
+    pub arm: String,
+    /// One table an axis.
+    pub tables: Vec<Table>,
+    /// First corruption against round.
+    pub curve: Vec<Step>,
+}
+
+/// The positions of each arm of a run, in the arms' order.
+pub fn of_arms<'a>(arms: impl Iterator<Item = &'a str>, calls: &[CallRecord], confidence: f64) -> Vec<Positions> {
+    let of = |arm: &str| {
+        let own: Vec<_> = calls.iter().filter(|call| call.arm == arm).collect();
+        Positions { arm: arm.to_owned(), tables: tables(&own, confidence), curve: curve(&own, confidence) }
+    };
+    arms.map(of).collect()
+}
+
+/// `positions.csv`: one row an arm, axis and position; the axis `first_corruption` is the hazard by round, whose
+/// denominator are the sessions that reached the round clean.
+pub fn csv(positions: &[Positions]) -> Result<String> {
+    let fail = |error: ::csv::Error| Error::usage(format!("positions.csv: {error}"));
+    let mut writer = ::csv::Writer::from_writer(Vec::new());
+    writer
+        .write_record(["arm", "axis", "position", "sessions", "calls", "corrupted", "rate", "lower", "upper"])
+        .map_err(fail)?;
+    for Positions { arm, tables, curve } in positions {
+        let mut row = |axis: &str, position: &str, counts: [u64; 3], interval: [f64; 2]| {
+            let [sessions, calls, corrupted] = counts;
+            let rate = corrupted as f64 / calls.max(1) as f64;
+            let shares = [rate, interval[0], interval[1]].map(|share| format!("{share:.6}"));
+            let counts = [sessions, calls, corrupted].map(|count| count.to_string());
+            let fields = [arm, axis, position].into_iter().map(str::to_owned).chain(counts).chain(shares);
+            writer.write_record(fields).map_err(fail)
+        };
+        for table in tables {
+            for Row { position, sessions, calls, corrupted, interval } in &table.rows {
+                row(table.axis.name(), position, [*sessions, *calls, *corrupted], *interval)?;
+            }
+        }
+        for Step { round, at_risk, corrupted, interval, .. } in curve {
+            row("first_corruption", &round.to_string(), [*at_risk, *at_risk, *corrupted], *interval)?;
+        }
+    }
+    let bytes = writer.into_inner().map_err(|error| Error::usage(format!("positions.csv: {error}")))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The tables and the curve as a Markdown section.
@@ -230,6 +317,36 @@ pub(crate) mod tests {
         assert_eq!(tables[0].rows[2].corrupted, 1);
         assert_eq!(tables[2].rows.iter().map(|row| row.position.as_str()).collect::<Vec<_>>(), ["33–64", "65–128"]);
         assert_eq!(tables[4].rows[0].position, "cold");
+    }
+
+    #[test]
+    fn requests_count_from_the_launch_in_the_order_of_sending() {
+        let mut calls: Vec<_> =
+            (0..3).flat_map(|session| (0..2).map(move |round| call(session, round, false))).collect();
+        for record in &mut calls {
+            // Sessions in turn: all first rounds, then all second ones. Fractions of a second have no fixed width.
+            record.started_at = match record.round {
+                0 => format!("2026-01-01T00:00:00.{}Z", record.session + 1),
+                _ => format!("2026-01-01T00:00:0{}Z", record.session + 1),
+            };
+        }
+        calls[2].started_at = "2026-01-01T00:00:00.15Z".into();
+        let order = SendOrder::of(&calls);
+        let indices: Vec<_> = calls.iter().map(|call| order.index(call).unwrap()).collect();
+        assert_eq!(indices, [0, 3, 1, 4, 2, 5]);
+    }
+
+    #[test]
+    fn the_file_has_a_row_for_every_position_of_every_arm() {
+        let calls: Vec<_> = (0..4)
+            .flat_map(|session| (0..2).map(move |round| call(session, round, session == 1 && round == 1)))
+            .collect();
+        let text = csv(&of_arms(["a", "silent"].into_iter(), &calls, 0.95)).unwrap();
+        let rows: Vec<_> = text.lines().map(|line| line.split(',').collect::<Vec<_>>()).collect();
+        assert!(rows.iter().all(|row| row.len() == 9), "{text}");
+        assert!(text.contains("a,round,1,4,4,1,0.250000,0.006309,0.805880\n"), "{text}");
+        assert!(text.contains("a,first_corruption,1,4,4,1,"), "{text}");
+        assert!(rows.iter().skip(1).all(|row| row[0] == "a"), "{text}");
     }
 
     #[test]

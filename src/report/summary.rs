@@ -83,6 +83,9 @@ pub struct ArmSummary {
     pub sessions_corrupted: u64,
     /// Corrupted over judged; null where nothing was judged.
     pub session_corruption_rate: Option<f64>,
+    /// What the launches say about each other, where there are at least two.
+    #[serde(default)]
+    pub launch_effect: Option<LaunchEffect>,
     /// Two-sided Clopper–Pearson bounds of that rate.
     pub session_corruption_rate_interval: Option<[f64; 2]>,
     /// One-sided Clopper–Pearson upper bound of that rate.
@@ -93,6 +96,10 @@ pub struct ArmSummary {
     pub calls_corrupted: u64,
     /// Corrupted over judged calls.
     pub corruption_rate: Option<f64>,
+    /// Bounds of that rate by a bootstrap of whole sessions; where none or all of the calls are corrupted, those of the
+    /// session rate.
+    #[serde(default)]
+    pub corruption_rate_interval: Option<[f64; 2]>,
     /// Rounds in the denominator.
     pub rounds: u64,
     /// Of these, corrupted ones.
@@ -143,6 +150,19 @@ pub struct ArmSummary {
     pub verdict: Outcome,
     /// Why, in one sentence.
     pub reason: String,
+}
+
+/// How alike the sessions of one launch are.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LaunchEffect {
+    /// Launches with judged sessions.
+    pub launches: usize,
+    /// The correlation of sessions in one launch; null where nothing varies.
+    pub correlation: Option<f64>,
+    /// By what factor the variance of the session rate exceeds that of independent sessions.
+    pub design_effect: f64,
+    /// Bounds of the session rate that allow for it (Korn and Graubard).
+    pub interval: [f64; 2],
 }
 
 impl Summary {

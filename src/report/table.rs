@@ -6,9 +6,10 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, Table, presets};
 
 use super::{
     csv::{expect, outcome},
-    summary::{ArmSummary, Outcome, Summary},
+    summary::{ArmSummary, LaunchEffect, Outcome, Summary},
     terminal::Console,
 };
+use crate::stats::cluster::FEW_CLUSTERS;
 
 /// The table and what follows from it.
 pub fn render(summary: &Summary, console: Console) -> String {
@@ -28,6 +29,9 @@ pub fn render(summary: &Summary, console: Console) -> String {
         if !classes.is_empty() {
             let _ = writeln!(text, "{}: {}", arm.name, classes.join(", "));
         }
+    }
+    if let Some(note) = launch_note(summary) {
+        let _ = writeln!(text, "{note}");
     }
     let _ = writeln!(text, "{}: {}", outcome(summary.verdict), summary.reason);
     if let Some(path) = &summary.result_dir {
@@ -96,12 +100,30 @@ pub(super) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".into(), |share| format!("{:.1} %", share * 100.0))
 }
 
+/// A warning where an arm has too few launches to tell how much launches differ.
+pub(super) fn launch_note(summary: &Summary) -> Option<String> {
+    let fewest = summary.arms.iter().map(|arm| arm.launches).filter(|launches| *launches > 0).min()?;
+    ((fewest as usize) < FEW_CLUSTERS).then(|| {
+        format!(
+            "fewer than {FEW_CLUSTERS} launches of an arm do not show how much launches differ: the intervals hold for \
+             these launches (`repetitions` makes more)"
+        )
+    })
+}
+
 /// What an arm's row does not show: classes of damage, infrastructure, quirks, failed launches.
 pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     let damage = arm.classes.iter().filter(|(class, _)| !matches!(class.as_str(), "ok" | "no_call"));
     let mut parts: Vec<_> = damage.map(|(class, count)| format!("{count} {class}")).collect();
     parts.extend(arm.infra.iter().map(|(class, count)| format!("{count} {class} (not counted)")));
     parts.extend(arm.quirks.iter().map(|(quirk, count)| format!("{count} {quirk} (quirk)")));
+    if let Some(effect) = arm.launch_effect.filter(|effect| effect.design_effect > 1.0) {
+        let LaunchEffect { launches, design_effect, interval: [lower, upper], .. } = effect;
+        let (lower, upper) = (lower * 100.0, upper * 100.0);
+        parts.push(format!(
+            "its {launches} launches differ: design effect {design_effect:.1}, allowing for it {lower:.1}–{upper:.1} %"
+        ));
+    }
     if arm.launches_failed > 0 {
         parts.push(format!("{} launches failed", arm.launches_failed));
     }

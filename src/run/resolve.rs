@@ -77,6 +77,7 @@ pub fn resolve(matrix: Matrix, scenario: Scenario, overrides: &Overrides) -> Res
         order: matrix.order,
         gate: matrix.gate,
     };
+    plan.scenario.context = matrix.context.unwrap_or(plan.scenario.context);
     workload(&mut plan.scenario, matrix.rounds, overrides)?;
     target(&mut plan, overrides)?;
     gate(&mut plan, overrides);

@@ -23,6 +23,8 @@ pub struct Matrix {
     pub concurrency: u32,
     /// Rounds a session, in the place of the scenario's.
     pub rounds: Option<Range>,
+    /// Bytes of a session's first prompt, in the place of the scenario's.
+    pub context: Option<Range>,
     /// In which order launches run.
     #[serde(default)]
     pub order: Order,

@@ -11,3 +11,4 @@ mod pacing;
 mod parts;
 mod reports;
 mod scripted;
+mod verdicts;

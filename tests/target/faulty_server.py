@@ -2,21 +2,26 @@
 
     python faulty_server.py PORT
 
-FAULTY_WHEN="A=1,B=1" names the condition (default: never), FAULT_RATE the share of requests that it damages.
+FAULTY_WHEN="A=1,B=1" names the condition (default: never), FAULT_RATE the share of calls that it damages. Which calls
+are damaged depends on TOOLSTORM_SEED and on what was asked, not on the order in which requests arrive.
 """
 
+import hashlib
 import json
 import os
-import random
 import sys
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CONDITION = [pair.split("=", 1) for pair in os.environ.get("FAULTY_WHEN", "").split(",") if pair]
 FAULTY = bool(CONDITION) and all(os.environ.get(name) == value for name, value in CONDITION)
 RATE = float(os.environ.get("FAULT_RATE", "0.2")) if FAULTY else 0.0
-DRAWS = random.Random(int(os.environ.get("TOOLSTORM_SEED", "0")))
-LOCK = threading.Lock()
+SEED = os.environ.get("TOOLSTORM_SEED", "0")
+
+
+def share(text):
+    """A number from 0 to 1 that the seed and the text decide."""
+    digest = hashlib.sha256(f"{SEED} {text}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def dictated(messages):
@@ -32,9 +37,7 @@ def answer(body):
     calls = []
     for index, call in enumerate(dictated(body["messages"])):
         text = json.dumps(call["arguments"], ensure_ascii=False)
-        with LOCK:
-            damaged = DRAWS.random() < RATE
-        if damaged:
+        if share(text) < RATE:
             text = text[: len(text) // 2]
         calls.append({"id": f"call_{index}", "type": "function", "function": {"name": call["name"], "arguments": text}})
     return {"role": "assistant", "content": None if calls else "yes", **({"tool_calls": calls} if calls else {})}
