@@ -194,9 +194,10 @@ fn work(plan: &run::Plan, numbers: &[u64]) -> Result<Work> {
         for round in &session.rounds {
             let answer: usize = round.calls.iter().map(|call| call.text.len()).sum();
             history += round.user.len() as u64;
-            work.requests += 1 + u64::from(round.cancel_after.is_some());
-            work.prompt_bytes += history;
-            work.answer_bytes += answer as u64;
+            let forms = plan.scenario.parity.requests();
+            work.requests += forms + u64::from(round.cancel_after.is_some());
+            work.prompt_bytes += history * forms;
+            work.answer_bytes += answer as u64 * forms;
             history += (answer + round.results.iter().map(String::len).sum::<usize>()) as u64;
         }
     }

@@ -76,6 +76,7 @@ impl Oracle<'_> {
                 result: folder,
                 id: format!("probe-{number}"),
                 clock: self.clock,
+                selfcheck: None,
                 stop: self.stop.clone(),
                 jobs: 1,
                 consumers: vec![&mut journal as &mut dyn Consumer, &mut tally],

@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{execute, options::Options};
+use super::{execute, options::Options, selfcheck};
 use crate::{
     bisect::{
         self, Answer, Ending, Outcome, Probe, Search,
@@ -74,6 +74,9 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let plan = resolve(matrix, scenario, &args.options.overrides())?;
     let configurations = Configurations::resolve(&spec, &plan)?;
     let wanted = wanted(args, &spec, &plan, &configurations)?;
+    if args.options.selfcheck && !args.options.dry_run {
+        selfcheck::before(&plan, console)?;
+    }
     if args.options.dry_run {
         dry_run(&configurations, &wanted, console);
         return Ok(exit::PASS);

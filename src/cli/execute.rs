@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, thread};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use super::options::Options;
+use super::{options::Options, selfcheck};
 use crate::{
     clock::Clock,
     device::cuda,
@@ -57,6 +57,7 @@ fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
 /// Runs `plan`, or what is left of it, and writes its reports.
 pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(Summary, Finished)> {
     let jobs = jobs(&plan, options.jobs)?;
+    let selfcheck = options.selfcheck.then(|| selfcheck::before(&plan, console)).transpose()?;
     let clock = Clock::start();
     let (folder, mut tally, mut journal) = if let Some(path) = &options.resume {
         reopen(&plan, Folder::open(path)?)?
@@ -75,6 +76,7 @@ pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(
         result: folder.path.clone(),
         id: folder.manifest.id.clone(),
         clock,
+        selfcheck,
         stop: stop.clone(),
         jobs,
         consumers: vec![&mut journal as &mut dyn Consumer, &mut tally, &mut progress],

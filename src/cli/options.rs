@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     report::{csv, folder, html, junit, markdown, summary::Summary, tally::Tally},
     run::{Overrides, Plan},
-    scenario::{Arrival, Span, UntilSpec},
+    scenario::{Arrival, Parity, Span, UntilSpec},
     seed::Seed,
 };
 
@@ -83,6 +83,9 @@ pub struct Options {
     /// Which requests ask for a stream
     #[arg(long, value_enum, help_heading = "Load")]
     pub stream: Option<StreamChoice>,
+    /// Ask every dictated turn again in other forms: is it the parser or the engine?
+    #[arg(long, value_enum, value_name = "FORMS", help_heading = "Load")]
+    pub parity: Option<Parity>,
     /// Members to add to every request body
     #[arg(long, value_name = "JSON", help_heading = "Target")]
     pub extra_body: Option<String>,
@@ -128,6 +131,9 @@ pub struct Options {
     /// Launches side by side; one core each is the default where a launch is a function of its seeds
     #[arg(long, value_name = "N", help_heading = "Run")]
     pub jobs: Option<NonZeroUsize>,
+    /// Let the harness prove itself first: a short self-check, and no run where it fails
+    #[arg(long, help_heading = "Run")]
+    pub selfcheck: bool,
     /// Resolve and print the plan, send nothing
     #[arg(long, help_heading = "Run")]
     pub dry_run: bool,
@@ -182,6 +188,7 @@ impl Options {
             cancel: self.cancel_rate,
             lockstep: self.wants_lockstep(),
             stream: self.stream.and_then(StreamChoice::share),
+            parity: self.parity,
             extra_body: self.extra_body.clone(),
             model: self.model.clone(),
             base_url: self.base_url.clone(),

@@ -51,7 +51,10 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|error| Error::usage(format!("cannot start the runtime: {error}")))?;
     if args.load {
-        return runtime.block_on(relaunch(args, plan, &recorded[0], console));
+        let first = recorded.iter().find(|recorded| recorded.about.parity.is_none()).ok_or_else(|| {
+            Error::usage("only the turn's other form was damaged in this session").hint("replay it without --load")
+        })?;
+        return runtime.block_on(relaunch(args, plan, first, console));
     }
     runtime.block_on(resend(args, plan, &recorded, console))
 }
@@ -162,5 +165,5 @@ fn launch(plan: &Plan, number: u32) -> Result<crate::run::Launch> {
 
 fn runner<'a>(plan: &'a Plan, result: &Path, clock: Clock, consumers: Vec<&'a mut dyn Consumer>) -> Runner<'a> {
     let (result, id, stop) = (result.to_owned(), "replay".into(), CancellationToken::new());
-    Runner { plan, result, id, clock, stop, jobs: 1, consumers }
+    Runner { plan, result, id, clock, selfcheck: None, stop, jobs: 1, consumers }
 }

@@ -11,6 +11,7 @@ use crate::{
     error::{Error, Result},
     exit,
     report::terminal::Console,
+    run::{Plan, Selfcheck},
     seed::Seed,
     selfcheck::{self, Load, Mix, Played, Script, play},
     validate::{Canaries, Expectation, ExpectedCall, Tools, record::tool_choice},
@@ -54,6 +55,35 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let played = check(load)?;
     report(&load, &played, console);
     Ok(if played.score.is_perfect() { exit::PASS } else { exit::FAIL })
+}
+
+/// The short self-check before a run: at the run's own concurrency, every class several times.
+pub(super) fn before(plan: &Plan, console: Console) -> Result<Selfcheck> {
+    let most = plan.arms.iter().map(|arm| arm.concurrency).max().unwrap_or(1);
+    let load = Load {
+        sessions: 300,
+        concurrency: most.clamp(16, 512) as usize,
+        rounds: 2,
+        seed: Seed(plan.seed),
+        mix: Mix { faulty_permille: 500 },
+        stall: Duration::from_secs(5),
+    };
+    console.note(format!("self-check: {} sessions, {} at once", load.sessions, load.concurrency));
+    let played = check(load)?;
+    let score = &played.score;
+    if !score.is_perfect() {
+        let first = played.mistakes.first().map_or_else(String::new, |mistake| format!(": {mistake}"));
+        return Err(Error::usage(format!("the harness fails its own self-check{first}"))
+            .hint(format!("see all of it: toolstorm selfcheck --seed {}", plan.seed)));
+    }
+    Ok(Selfcheck {
+        sessions: load.sessions,
+        concurrency: load.concurrency as u64,
+        responses: score.responses(),
+        faulty: score.faulty(),
+        recall: score.recall(),
+        false_positives: score.false_positives(),
+    })
 }
 
 /// Plays a load against the harness itself.

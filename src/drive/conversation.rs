@@ -7,7 +7,9 @@ use serde_json::{Map, Value, json};
 use super::SessionEnd;
 use crate::{
     scenario::{Choice, Dictated, Poisoned, Round, Scenario, Session, Style},
-    validate::{CallJudgement, Canaries, Expectation, ExpectedCall, Judgement, ToolChoice, Tools, Verdict},
+    validate::{
+        CallJudgement, Canaries, Expectation, ExpectedCall, Judgement, ToolChoice, Tools, Verdict, parity::Form,
+    },
 };
 
 /// What every request of a launch has.
@@ -123,6 +125,33 @@ impl Conversation {
             expected_sha256: spec.calls.iter().map(Dictated::sha256).collect(),
             expectation: self.expectation(spec),
         })
+    }
+
+    /// The argument texts that the round numbered `round` dictates.
+    pub fn dictated(&self, round: u32) -> Vec<String> {
+        let calls = self.session.rounds.get(round as usize).map_or(&[][..], |round| &round.calls);
+        calls.iter().map(|call| call.text.clone()).collect()
+    }
+
+    /// `turn` in another form: the same messages, no cancel and no pause.
+    pub fn again(turn: &Turn, form: Form) -> Turn {
+        // The body was written by this conversation.
+        let mut body: Map<String, Value> = serde_json::from_slice(&turn.body).unwrap_or_default();
+        let stream = form == Form::Streamed;
+        body.insert("stream".into(), json!(stream));
+        if stream {
+            body.insert("stream_options".into(), json!({"include_usage": true}));
+        } else {
+            body.shift_remove("stream_options");
+        }
+        let mut expectation = turn.expectation.clone();
+        if form == Form::Raw {
+            body.insert("tool_choice".into(), json!("none"));
+            expectation.tool_choice = ToolChoice::None;
+            expectation.calls = None;
+        }
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        Turn { body, stream, cancel_after: None, think: Duration::ZERO, think_steps: 0, expectation, ..turn.clone() }
     }
 
     fn expectation(&self, round: &Round) -> Expectation {

@@ -18,7 +18,10 @@ pub use conversation::{Common, Conversation, Step, Turn};
 pub use latency::Timing;
 pub use pilot::{Job, drive, judge};
 
-use crate::validate::Judgement;
+use crate::validate::{
+    Judgement,
+    parity::{Form, Forms},
+};
 
 /// How a session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +59,8 @@ pub enum Happening {
     },
     /// A response was judged.
     Exchanged(Box<Exchange>),
+    /// The same turn was asked in other forms.
+    Compared(Box<Comparison>),
     /// A session is over.
     Ended {
         /// Its number.
@@ -94,4 +99,17 @@ pub struct Exchange {
     pub neighbours: BTreeSet<u64>,
     /// Requests in flight when this one was sent, itself included.
     pub in_flight: u32,
+}
+
+/// The answers to one turn in all its forms.
+#[derive(Debug)]
+pub struct Comparison {
+    /// Number of the session.
+    pub session: u64,
+    /// Number of the round.
+    pub round: u32,
+    /// The verdicts, that on the turn as it was first asked included.
+    pub forms: Forms,
+    /// The further exchanges. They are outside every rate and no part of the history.
+    pub further: Vec<(Form, Exchange)>,
 }

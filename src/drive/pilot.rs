@@ -14,15 +14,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Client, Conversation, Exchange, Happening, Reply, SessionEnd, Step, Timing, Turn, conversation::Common,
+    Client, Comparison, Conversation, Exchange, Happening, Reply, SessionEnd, Step, Timing, Turn, conversation::Common,
     pacing::Pacing,
 };
 use crate::{
     clock::Clock,
     error::Error,
-    scenario::{Arrival, Scenario, nonce},
+    scenario::{Arrival, Parity, Scenario, nonce},
     seed::Seed,
-    validate::{self, Ending, Observation, Verdict},
+    validate::{
+        self, Ending, Observation, Verdict,
+        parity::{self, Form, Forms},
+    },
 };
 
 /// One launch's sessions and how they are sent.
@@ -216,7 +219,7 @@ impl Flight {
             } else {
                 conversation.absorb(&judgement);
             }
-            self.report(Happening::Exchanged(Box::new(Exchange {
+            let exchange = Exchange {
                 session,
                 warmup,
                 nonce: conversation.nonce().to_owned(),
@@ -228,7 +231,69 @@ impl Flight {
                 retries,
                 neighbours,
                 in_flight,
-            })));
+            };
+            // A damaged history is no fair question, and what was cut or lost is no answer to compare with.
+            let answered = matches!(exchange.judgement.verdict, Verdict::Valid | Verdict::Corrupted);
+            let comparison = if answered && !exchange.reply.cut && !after_corruption {
+                self.compare(&exchange, &conversation.dictated(exchange.turn.round), place).await
+            } else {
+                None
+            };
+            self.report(Happening::Exchanged(Box::new(exchange)));
+            if let Some(comparison) = comparison {
+                self.report(Happening::Compared(Box::new(comparison)));
+            }
+        }
+    }
+
+    /// Asks the turn of `first` again in the scenario's other forms, one after the other, as part of its session.
+    async fn compare(&self, first: &Exchange, dictated: &[String], place: u64) -> Option<Comparison> {
+        let other = Form::parsed(!first.turn.stream);
+        let others: &[Form] = match self.job.scenario.parity {
+            Parity::Off => return None,
+            Parity::Form => &[other],
+            Parity::Raw => &[other, Form::Raw],
+        };
+        let mut forms = Forms::default();
+        forms.add(Form::parsed(first.turn.stream), (&first.judgement).into());
+        let mut further = Vec::new();
+        for &form in others {
+            let exchange = self.again(first, form, place).await;
+            let calls = first.turn.expectation.calls.as_deref().unwrap_or_default();
+            let heard = if form == Form::Raw {
+                parity::raw(&exchange.judgement, calls, dictated)
+            } else {
+                Some((&exchange.judgement).into())
+            };
+            if let Some(heard) = heard {
+                forms.add(form, heard);
+                further.push((form, exchange));
+            }
+        }
+        Some(Comparison { session: first.session, round: first.turn.round, forms, further })
+    }
+
+    async fn again(&self, first: &Exchange, form: Form, place: u64) -> Exchange {
+        let (session, warmup, nonce) = (first.session, first.warmup, first.nonce.clone());
+        let turn = Conversation::again(&first.turn, form);
+        let mut neighbours = self.enter(session);
+        let in_flight = neighbours.len() as u32;
+        let (reply, timing, retries) = self.attempt(&turn, place).await;
+        neighbours.extend(self.leave(session));
+        neighbours.remove(&session);
+        let judgement = judge(&turn, &reply);
+        Exchange {
+            session,
+            warmup,
+            nonce,
+            turn,
+            reply,
+            timing,
+            judgement,
+            after_corruption: false,
+            retries,
+            neighbours,
+            in_flight,
         }
     }
 

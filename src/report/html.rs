@@ -5,10 +5,11 @@ use serde_json::json;
 
 use super::{
     failure::failures,
+    parity::Parity,
     plot::{self, Bar},
     position::{self, Positions},
     summary::{ArmSummary, Outcome, Summary},
-    table::{details, percent, sessions},
+    table::{details, percent, selfcheck, sessions},
     tally::Tally,
 };
 use crate::{
@@ -30,6 +31,7 @@ pub fn render(plan: &Plan, tally: &Tally, summary: &Summary) -> Result<String> {
     let positions: Vec<_> = position::of_arms(corrupted, &calls, summary.confidence).iter().map(positions).collect();
     template
         .render(context! {
+            selfcheck => summary.selfcheck.as_ref().map(selfcheck),
             summary => Value::from(Serde(json!(summary))),
             arms => Value::from(Serde(json!(summary.arms.iter().map(row).collect::<Vec<_>>()))),
             failures => Value::from(Serde(json!(failures(plan, tally, SHOWN)))),
@@ -59,6 +61,7 @@ fn row(arm: &ArmSummary) -> serde_json::Value {
         "overlap_share": percent(arm.overlap_share),
         "virtual_step_us": arm.virtual_step_us.map(|time| format!("{time:.0}")),
         "details": details(arm),
+        "parity": arm.parity.as_ref().map(Parity::lines),
         "expect": arm.expect,
         "verdict": arm.verdict,
         "reason": arm.reason,

@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use super::{
     csv::{expect, outcome},
+    parity::Parity,
     position,
     summary::Summary,
-    table::{details, launch_note, percent, sessions},
+    table::{details, launch_note, percent, selfcheck, sessions},
     tally::Tally,
 };
 
@@ -49,6 +50,12 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
         let _ = write!(text, "- **{}**: {}", arm.name, arm.reason);
         let parts = details(arm);
         let _ = if parts.is_empty() { writeln!(text) } else { writeln!(text, " ({})", parts.join(", ")) };
+        for line in arm.parity.iter().flat_map(Parity::lines) {
+            let _ = writeln!(text, "  - {line}");
+        }
+    }
+    if let Some(check) = &summary.selfcheck {
+        let _ = writeln!(text, "\n{}", selfcheck(check));
     }
     if let Some(note) = launch_note(summary) {
         let _ = writeln!(text, "\nNote: {note}.");

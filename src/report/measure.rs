@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 
 use super::{
+    parity::Parity,
     summary::{ArmSummary, LaunchEffect, Outcome, SCHEMA, Summary},
     tally::{LaunchTally, SessionTally, Tally},
 };
 use crate::{
     run::{Answer, Arm, Plan, Progress, SessionEnd, Until, Watch},
-    scenario::Arrival,
+    scenario::{self, Arrival},
     seed::Seed,
     stats::{
         Counts,
@@ -43,6 +44,7 @@ pub fn summary(plan: &Plan, tally: &Tally, result: Option<&std::path::Path>) -> 
         workload_sha256: plan.workload_sha256(),
         partition: plan.partition.map(|partition| partition.to_string()),
         interrupted: !tally.complete,
+        selfcheck: tally.selfcheck,
         confidence: plan.gate.confidence,
         arms: plan.arms.iter().map(|arm| measure(plan, arm, tally)).collect(),
     }
@@ -74,6 +76,11 @@ fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
     sum.round_corruption_rate = rate(sum.rounds_corrupted, sum.rounds);
     sum.schema_accuracy = rate(sum.count_successful_tool_call, sum.calls);
     sum.sequential = plan.load.until.map(|until| sequential(until, tally, arm));
+    if plan.scenario.parity != scenario::Parity::Off {
+        let sessions = launches.iter().flat_map(|launch| launch.sessions.values());
+        let compared = sessions.filter(|session| !session.warmup).map(|session| session.compared.as_slice());
+        sum.parity = Some(Parity::of(compared, plan.gate.confidence));
+    }
     server(&mut sum, &launches);
     sum.latency = latency(plan, &launches);
     sum
@@ -120,6 +127,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         server: BTreeMap::new(),
         latency: BTreeMap::new(),
         sequential: None,
+        parity: None,
         expect: arm.expect,
         verdict: Outcome::Inconclusive,
         reason: String::new(),

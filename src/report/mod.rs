@@ -10,6 +10,7 @@ pub mod junit;
 pub mod load;
 pub mod markdown;
 pub mod measure;
+pub mod parity;
 pub mod plot;
 pub mod position;
 pub mod progress;

@@ -110,7 +110,10 @@ impl Consumer for Progress {
                 self.end(*launch, |_| format!("{arm}: the launch failed"));
                 self.bars.suspend(|| self.console.warn(format!("{arm}: {reason}")));
             }
-            RunEvent::RunStarted { .. } | RunEvent::RunEnded { .. } | RunEvent::SessionStarted { .. } => {}
+            RunEvent::RunStarted { .. }
+            | RunEvent::RunEnded { .. }
+            | RunEvent::SessionStarted { .. }
+            | RunEvent::Compared { .. } => {}
         }
         Ok(())
     }

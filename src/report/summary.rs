@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::parity::Parity;
 use crate::validate::{Class, Quirk};
 pub use crate::{
-    run::{CallRecord, Progress},
+    run::{CallRecord, Progress, Selfcheck},
     scenario::Expect,
 };
 
@@ -50,6 +51,9 @@ pub struct Summary {
     pub partition: Option<String>,
     /// Whether the run was stopped before its end.
     pub interrupted: bool,
+    /// What the harness found about itself before the run, where it was asked to look.
+    #[serde(default)]
+    pub selfcheck: Option<Selfcheck>,
     /// Confidence of every interval and bound.
     pub confidence: f64,
     /// The arms, in the file's order.
@@ -144,6 +148,9 @@ pub struct ArmSummary {
     /// Where the arm's sequential test stands, if it has one.
     #[serde(default)]
     pub sequential: Option<Progress>,
+    /// How the forms of the same turns agree, where they were asked.
+    #[serde(default)]
+    pub parity: Option<Parity>,
     /// What the arm must show.
     pub expect: Expect,
     /// Whether it did.

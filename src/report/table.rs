@@ -6,10 +6,11 @@ use comfy_table::{Attribute, Cell, CellAlignment, Color, Table, presets};
 
 use super::{
     csv::{expect, outcome},
+    parity::Parity,
     summary::{ArmSummary, LaunchEffect, Outcome, Summary},
     terminal::Console,
 };
-use crate::stats::cluster::FEW_CLUSTERS;
+use crate::{run::Selfcheck, stats::cluster::FEW_CLUSTERS};
 
 /// The table and what follows from it.
 pub fn render(summary: &Summary, console: Console) -> String {
@@ -29,6 +30,12 @@ pub fn render(summary: &Summary, console: Console) -> String {
         if !classes.is_empty() {
             let _ = writeln!(text, "{}: {}", arm.name, classes.join(", "));
         }
+        for line in arm.parity.iter().flat_map(Parity::lines) {
+            let _ = writeln!(text, "{}: {line}", arm.name);
+        }
+    }
+    if let Some(check) = &summary.selfcheck {
+        let _ = writeln!(text, "{}", selfcheck(check));
     }
     if let Some(note) = launch_note(summary) {
         let _ = writeln!(text, "{note}");
@@ -84,6 +91,15 @@ fn row(arm: &ArmSummary, hazards: bool) -> Vec<Cell> {
     };
     cells.extend([Cell::new(expect(arm.expect)), Cell::new(outcome(arm.verdict)).fg(color)]);
     cells
+}
+
+/// The self-check before a run, in one line.
+pub(super) fn selfcheck(check: &Selfcheck) -> String {
+    let Selfcheck { responses, faulty, false_positives, .. } = check;
+    format!(
+        "self-check before: {responses} responses, {faulty} faulty; recall {}, {false_positives} false positives",
+        percent(check.recall)
+    )
 }
 
 /// Judged sessions, and those planned where they differ.

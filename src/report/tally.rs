@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::summary::CallRecord;
-use crate::run::{Answer, Consumer, RunEvent, SessionEnd};
+use crate::{
+    run::{Answer, Consumer, RunEvent, Selfcheck, SessionEnd},
+    validate::parity::Forms,
+};
 
 /// Everything that a journal says.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +17,8 @@ pub struct Tally {
     pub launches: BTreeMap<u32, LaunchTally>,
     /// Wall time of the run in milliseconds, all its parts together.
     pub wall_ms: f64,
+    /// The newest self-check before it.
+    pub selfcheck: Option<Selfcheck>,
     /// Whether the run ended, and was not stopped before its end.
     pub complete: bool,
 }
@@ -50,6 +55,8 @@ pub struct SessionTally {
     pub client_queue_ms: f64,
     /// Its judged responses, in order.
     pub answers: Vec<Answer>,
+    /// Its turns that were asked in several forms.
+    pub compared: Vec<Forms>,
     /// How it ended.
     pub end: Option<SessionEnd>,
 }
@@ -67,7 +74,10 @@ impl Tally {
     /// Takes note of one event.
     pub fn add(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::RunStarted { .. } => self.complete = false,
+            RunEvent::RunStarted { selfcheck, .. } => {
+                self.complete = false;
+                self.selfcheck = selfcheck.or(self.selfcheck);
+            }
             RunEvent::RunEnded { interrupted, wall_ms } => {
                 self.complete = !interrupted;
                 self.wall_ms += wall_ms;
@@ -93,6 +103,10 @@ impl Tally {
             RunEvent::Answered(answer) => {
                 let launch = self.launches.entry(answer.launch).or_default();
                 launch.sessions.entry(answer.session).or_default().answers.push(Answer::clone(answer));
+            }
+            RunEvent::Compared { launch, session, forms, .. } => {
+                let launch = self.launches.entry(*launch).or_default();
+                launch.sessions.entry(*session).or_default().compared.push(forms.clone());
             }
             RunEvent::SessionEnded { launch, session, end, .. } => {
                 let launch = self.launches.entry(*launch).or_default();

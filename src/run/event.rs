@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::CallRecord;
 pub use crate::drive::SessionEnd;
+use crate::validate::parity::Forms;
 
 /// One event; a line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub enum RunEvent {
         plan_sha256: String,
         /// When.
         started_at: String,
+        /// What the harness found about itself before, where it was asked to look.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        selfcheck: Option<Selfcheck>,
     },
     /// A server is up and its sessions start. Voids what an earlier start of the launch said about these sessions.
     LaunchStarted {
@@ -62,6 +66,17 @@ pub enum RunEvent {
     },
     /// A response was judged.
     Answered(Box<Answer>),
+    /// The turn of the response before was asked in other forms, outside every rate.
+    Compared {
+        /// Number of the launch.
+        launch: u32,
+        /// Number of the session.
+        session: u64,
+        /// Number of the round.
+        round: u32,
+        /// What each form is called.
+        forms: Forms,
+    },
     /// A session is over.
     SessionEnded {
         /// Number of the launch.
@@ -93,6 +108,23 @@ pub enum RunEvent {
         /// Its wall time.
         wall_ms: f64,
     },
+}
+
+/// A self-check that the harness has passed before a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Selfcheck {
+    /// Sessions played.
+    pub sessions: u64,
+    /// Sessions at once.
+    pub concurrency: u64,
+    /// Responses judged.
+    pub responses: u64,
+    /// Of these, faulty ones.
+    pub faulty: u64,
+    /// Share of the faulty ones that got their verdict and class.
+    pub recall: Option<f64>,
+    /// Responses that were called worse than they are.
+    pub false_positives: u64,
 }
 
 /// One judged response.

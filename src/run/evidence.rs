@@ -11,7 +11,7 @@ use similar::{ChangeTag, TextDiff};
 use crate::{
     drive::Exchange,
     error::{Error, Result},
-    validate::CallJudgement,
+    validate::{CallJudgement, parity::Form},
 };
 
 /// The folder of a session's evidence inside the result folder: `evidence/baseline-0-s017`.
@@ -25,24 +25,37 @@ pub(super) fn file_name(name: &str) -> String {
     name.chars().map(plain).collect()
 }
 
-/// Writes the evidence of one exchange.
-pub(super) fn write(result: &Path, arm: &str, launch: u32, lockstep: bool, exchange: &Exchange) -> Result<()> {
+/// Writes the evidence of one exchange; `form` is given where it asked a turn again in another form.
+pub(super) fn write(
+    result: &Path,
+    arm: &str,
+    launch: u32,
+    lockstep: bool,
+    exchange: &Exchange,
+    form: Option<Form>,
+) -> Result<()> {
     let folder = folder(result, arm, launch, exchange.session);
-    let stem = |suffix: &str| folder.join(format!("round-{:02}-{suffix}", exchange.turn.round));
+    let mark = form.map_or_else(String::new, |form| format!("{}-", form.as_str()));
+    let stem = |suffix: &str| folder.join(format!("round-{:02}-{mark}{suffix}", exchange.turn.round));
     let put = |path: PathBuf, bytes: &[u8]| {
         std::fs::write(&path, bytes).map_err(|error| Error::usage(format!("{}: {error}", path.display())))
     };
     std::fs::create_dir_all(&folder).map_err(|error| Error::usage(format!("{}: {error}", folder.display())))?;
     put(stem("request.json"), &exchange.turn.body)?;
     put(stem("response.bin"), &exchange.reply.body)?;
+    // Raw text is searched, not judged: there is no verdict that a replay could compare with.
+    if form == Some(Form::Raw) {
+        return Ok(());
+    }
     put(stem("diff.txt"), diff(exchange).as_bytes())?;
     // A race needs its neighbours: under lockstep the whole launch comes again, byte for byte.
-    let replay = format!("toolstorm replay {}{}", folder.display(), if lockstep { " --load" } else { "" });
-    let about = about(&replay, arm, launch, exchange);
+    let replay =
+        format!("toolstorm replay {}{}", folder.display(), if lockstep && form.is_none() { " --load" } else { "" });
+    let about = about(&replay, arm, launch, exchange, form);
     put(stem("verdict.json"), format!("{about:#}\n").as_bytes())
 }
 
-fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange) -> Value {
+fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange, form: Option<Form>) -> Value {
     let (turn, reply, judgement) = (&exchange.turn, &exchange.reply, &exchange.judgement);
     let dictated = turn.expectation.calls.iter().flatten();
     let dictated: Vec<_> = dictated.map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
@@ -57,6 +70,7 @@ fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange) -> Value {
         "detail": judgement.detail,
         "after_corruption": exchange.after_corruption,
         "stream": turn.stream,
+        "parity": form,
         "http_status": reply.status,
         "content_type": reply.content_type,
         "ending": format!("{:?}", reply.ending).to_lowercase(),

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     fn started(id: &str) -> RunEvent {
-        RunEvent::RunStarted { id: id.into(), plan_sha256: "x".into(), started_at: "now".into() }
+        RunEvent::RunStarted { id: id.into(), plan_sha256: "x".into(), started_at: "now".into(), selfcheck: None }
     }
 
     fn ended() -> RunEvent {

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-pub use event::{Answer, RunEvent, SessionEnd};
+pub use event::{Answer, RunEvent, Selfcheck, SessionEnd};
 pub use record::CallRecord;
 pub use resolve::{Overrides, resolve};
 pub use resume::{Todo, remaining};

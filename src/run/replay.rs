@@ -12,7 +12,7 @@ use crate::{
     drive::{Common, Conversation, Reply, Turn},
     error::{Error, Result},
     scenario::{TargetKind, nonce},
-    validate::{Canaries, Ending, Verdict},
+    validate::{Canaries, Ending, Verdict, parity::Form},
 };
 
 /// One recorded exchange.
@@ -49,6 +49,9 @@ pub struct About {
     pub content_type: Option<String>,
     /// How the response ended.
     pub ending: String,
+    /// The form, where the turn was asked again in another one.
+    #[serde(default)]
+    pub parity: Option<Form>,
 }
 
 /// The evidence folder that `id` names: a path, or a name under any result in `results`.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Arm, Load, Partition, Plan, Until};
 use crate::{
     error::{Error, Result},
-    scenario::{ArmSpec, Arrival, Matrix, Range, Scenario, Span, TargetKind, UntilSpec},
+    scenario::{ArmSpec, Arrival, Matrix, Parity, Range, Scenario, Span, TargetKind, UntilSpec},
     seed::Seed,
 };
 
@@ -42,6 +42,8 @@ pub struct Overrides {
     pub lockstep: Option<bool>,
     /// Share of streamed requests.
     pub stream: Option<f64>,
+    /// In which other forms turns are asked again.
+    pub parity: Option<Parity>,
     /// Members of every request body, as JSON.
     pub extra_body: Option<String>,
     /// Model name.
@@ -114,6 +116,7 @@ fn workload(scenario: &mut Scenario, rounds: Option<Range>, overrides: &Override
     if let Some(share) = overrides.cancel {
         scenario.cancel = share;
     }
+    scenario.parity = overrides.parity.unwrap_or(scenario.parity);
     scenario.check()
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, Arm, CallRecord, Plan, RunEvent, Todo, Watch, evidence};
+use super::{Answer, Arm, CallRecord, Plan, RunEvent, Selfcheck, Todo, Watch, evidence};
 use crate::{
     clock::Clock,
     drive::{self, Client, Exchange, Happening, Job, Limits},
@@ -52,6 +52,8 @@ pub struct Runner<'a> {
     pub id: String,
     /// The clock of all times.
     pub clock: Clock,
+    /// The self-check before it.
+    pub selfcheck: Option<Selfcheck>,
     /// Ends the run as soon as possible.
     pub stop: CancellationToken,
     /// Launches that may run side by side, at least one. More than one is right only where a launch is a function of
@@ -87,6 +89,7 @@ impl Runner<'_> {
             id: self.id.clone(),
             plan_sha256: self.plan.sha256(),
             started_at: self.clock.timestamp().to_string(),
+            selfcheck: self.selfcheck,
         })?;
         let launches = stream::iter(todo).map(Ok);
         launches.try_for_each_concurrent(self.jobs.max(1), |todo| self.attempt(todo, &shared)).await?;
@@ -248,10 +251,26 @@ impl Runner<'_> {
             Happening::Ended { session, end, rounds } => RunEvent::SessionEnded { launch, session, end, rounds },
             Happening::Exchanged(exchange) => {
                 if exchange.judgement.verdict != Verdict::Valid && !exchange.reply.cut {
-                    evidence::write(&self.result, &arm.name, launch, self.plan.load.lockstep, &exchange)?;
+                    evidence::write(&self.result, &arm.name, launch, self.plan.load.lockstep, &exchange, None)?;
                 }
                 let seed = self.plan.launch_seed(todo.launch.repetition).0;
                 RunEvent::Answered(Box::new(answer(&exchange, launch, &arm.name, seed, &job.model, self.clock)))
+            }
+            Happening::Compared(comparison) => {
+                let drive::Comparison { session, round, forms, further } = *comparison;
+                for (form, exchange) in &further {
+                    if forms.is_broken(*form) != Some(false) {
+                        evidence::write(
+                            &self.result,
+                            &arm.name,
+                            launch,
+                            self.plan.load.lockstep,
+                            exchange,
+                            Some(*form),
+                        )?;
+                    }
+                }
+                RunEvent::Compared { launch, session, round, forms }
             }
         };
         shared.tell(&event)

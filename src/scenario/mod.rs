@@ -67,6 +67,9 @@ pub struct Scenario {
     pub tool_choice: Choice,
     /// What becomes of a session after its first corruption.
     pub poisoned: Poisoned,
+    /// In which other forms every dictated turn is asked again, to tell the parser from the engine.
+    #[serde(skip_serializing_if = "Parity::is_off")]
+    pub parity: Parity,
 }
 
 impl Default for Scenario {
@@ -90,6 +93,7 @@ impl Default for Scenario {
             max_tokens: 1024,
             tool_choice: Choice::Auto,
             poisoned: Poisoned::Stop,
+            parity: Parity::Off,
         }
     }
 }
@@ -144,4 +148,34 @@ pub enum Poisoned {
     Substitute,
     /// It goes on with the damage in its history.
     Continue,
+}
+
+/// In which other forms a turn is asked again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Parity {
+    /// In none
+    #[default]
+    Off,
+    /// Without a stream where it was streamed, and the other way round
+    Form,
+    /// That, and as raw text: under `tool_choice: none`, which most servers answer without their parser
+    Raw,
+}
+
+impl Parity {
+    // The signature is serde's.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it by reference")]
+    fn is_off(&self) -> bool {
+        *self == Self::Off
+    }
+
+    /// Requests a round, the first one included.
+    pub fn requests(self) -> u64 {
+        match self {
+            Self::Off => 1,
+            Self::Form => 2,
+            Self::Raw => 3,
+        }
+    }
 }

@@ -6,7 +6,7 @@ use rand::RngExt;
 use serde_json::Value;
 
 use super::{
-    Content, Scenario, Style,
+    Content, Parity, Scenario, Style,
     dictate::{self, Dictated, Wish},
     fill, tool,
 };
@@ -152,6 +152,10 @@ impl Scenario {
         positive("content", !self.content.is_empty(), "a list with at least one kind")?;
         positive("context", self.context.1 <= 10_000_000 && self.growth.1 <= 10_000_000, "at most 10 MB")?;
         positive("max_tokens", self.max_tokens >= 1, "at least 1")?;
+        if self.parity != Parity::Off && self.style != Style::Dictated {
+            return Err(Error::usage("`parity` compares dictated calls, and the style is `task`")
+                .hint("leave out `parity`, or set `style = \"dictated\"`"));
+        }
         positive("cancel_after", self.cancel_after.0 >= 1, "at least 1")
     }
 }

@@ -93,6 +93,13 @@ pub(super) fn binomial(trials: u64, rate: f64) -> Vec<f64> {
     (0..=trials).map(|x| (ln_binomial(trials, x) + term(ln_rate, x) + term(ln_rest, trials - x)).exp()).collect()
 }
 
+/// The exact sign test of two dependent arms, two-sided: how likely so uneven a split of the discordant pairs is when
+/// either side is as likely. McNemar (1947), Psychometrika 12:153, in its exact form.
+pub fn sign(first: u64, second: u64) -> f64 {
+    let tail: f64 = binomial(first + second, 0.5).iter().take(first.min(second) as usize + 1).sum();
+    (2.0 * tail).min(1.0)
+}
+
 /// The maximum of a smooth function on the unit interval: a grid that is dense at the ends, refined around its best
 /// points by golden sections.
 fn maximise(f: impl Fn(f64) -> f64) -> f64 {

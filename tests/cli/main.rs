@@ -8,6 +8,7 @@ mod faults;
 mod interruption;
 mod lockstep;
 mod pacing;
+mod parity;
 mod parts;
 mod reports;
 mod scripted;

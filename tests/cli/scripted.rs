@@ -30,6 +30,8 @@ pub(crate) enum Act {
     Answer(Duration),
     /// The dictated calls with this change of their text.
     Damage(fn(String) -> String),
+    /// The dictated lines as content, changed: what no parser has touched.
+    Text(fn(String) -> String),
     /// A status and a body.
     Status(u16, &'static str),
     /// Half an answer, then silence with the connection open.
@@ -118,6 +120,10 @@ fn serve(
             answer(|text| text)
         }
         Act::Damage(change) => answer(change),
+        Act::Text(change) => {
+            let content = change(dictated(&request.body).to_owned());
+            unary(&json!({"role": "assistant", "content": content}), "stop")
+        }
         Act::Status(status, text) => response(status, "application/json", text),
         Act::Stall | Act::Cut | Act::Silence => answer(|text| text),
     };
@@ -146,9 +152,7 @@ fn response(status: u16, kind: &str, body: &str) -> Vec<u8> {
 
 /// The calls that the newest turn dictates, whole or in a stream.
 fn answer(body: &Value, change: fn(String) -> String) -> Vec<u8> {
-    let turn = body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap();
-    let dictated = turn.split_once(LEAD).unwrap().1;
-    let calls: Vec<_> = dictated
+    let calls: Vec<_> = dictated(body)
         .lines()
         .enumerate()
         .map(|(index, line)| {
@@ -159,7 +163,6 @@ fn answer(body: &Value, change: fn(String) -> String) -> Vec<u8> {
                 "function": {"name": name, "arguments": arguments}})
         })
         .collect();
-    let usage = json!({"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10});
     if body["stream"] == true {
         let chunk = |delta: Value, finish: Value| {
             let choices = json!([{"index": 0, "delta": delta, "finish_reason": finish}]);
@@ -174,8 +177,18 @@ fn answer(body: &Value, change: fn(String) -> String) -> Vec<u8> {
         text.push_str("data: [DONE]\n\n");
         return response(200, "text/event-stream", &text);
     }
-    let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
-    let choices = json!([{"index": 0, "message": message, "finish_reason": "tool_calls"}]);
+    unary(&json!({"role": "assistant", "content": null, "tool_calls": calls}), "tool_calls")
+}
+
+/// The lines that the newest turn dictates.
+fn dictated(body: &Value) -> &str {
+    let turn = body["messages"].as_array().unwrap().last().unwrap()["content"].as_str().unwrap();
+    turn.split_once(LEAD).unwrap().1
+}
+
+fn unary(message: &Value, finish: &str) -> Vec<u8> {
+    let usage = json!({"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10});
+    let choices = json!([{"index": 0, "message": message, "finish_reason": finish}]);
     let whole = json!({"id": "a", "object": "chat.completion", "created": 1, "model": "scripted", "choices": choices, "usage": usage});
     response(200, "application/json", &whole.to_string())
 }

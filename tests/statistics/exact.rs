@@ -15,6 +15,16 @@ fn exact_tests_agree_with_scipy() {
     }
 }
 
+/// R: `binom.test(1, 10)$p.value` and its like.
+#[test]
+fn the_sign_test_is_the_binomial_test_at_one_half() {
+    for (first, second, wanted) in
+        [(0, 6, 0.03125), (9, 1, 0.021_484_375), (5, 5, 1.0), (0, 0, 1.0), (3, 12, 0.035_156_25)]
+    {
+        assert_close(exact::sign(first, second), wanted, 1e-9, &format!("{first} {second}"));
+    }
+}
+
 #[test]
 fn holm_agrees_with_statsmodels() {
     let numbers = |text: &str| text.split(' ').map(|x| x.parse().unwrap()).collect::<Vec<f64>>();
