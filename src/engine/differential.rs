@@ -6,7 +6,7 @@ use super::{batch::Batch, forward::Network};
 use crate::error::Result;
 
 /// Where a captured step's logits first differed from an eager computation on the same inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Divergence {
     /// Decode step, from 0.
     pub step: u64,
@@ -20,6 +20,8 @@ pub struct Divergence {
     pub captured: f32,
     /// What the eager computation gives.
     pub eager: f32,
+    /// What replays the step's launch.
+    pub replay: Option<String>,
 }
 
 /// What the differential found so far.
@@ -35,7 +37,7 @@ pub struct Differential {
 
 impl Differential {
     /// Compares the step that just ran.
-    pub(super) fn check(&mut self, network: &Network, batch: &Batch, number: u64) -> Result<()> {
+    pub(super) fn check(&mut self, network: &Network, batch: &Batch, number: u64, replay: Option<&str>) -> Result<()> {
         let step = network.step(batch.bucket, false)?;
         let stride = network.logits_row() as usize;
         let (mut captured, mut eager) = (Vec::new(), Vec::new());
@@ -52,13 +54,14 @@ impl Differential {
                 let Some(entry) = differing else { continue };
                 self.divergences += 1;
                 let value = |bytes: &[u8]| bytemuck::pod_read_unaligned(&bytes[row * stride + entry * 4..][..4]);
-                self.first.get_or_insert(Divergence {
+                self.first.get_or_insert_with(|| Divergence {
                     step: number,
                     layer: layer as u8,
                     row: row as u32,
                     entry: entry as u32,
                     captured: value(&captured),
                     eager: value(&eager),
+                    replay: replay.map(str::to_owned),
                 });
             }
         }

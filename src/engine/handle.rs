@@ -9,6 +9,7 @@ use std::{
     thread,
 };
 
+use serde_json::Value;
 use tokio::sync::{mpsc as events, oneshot};
 
 use super::{
@@ -17,6 +18,7 @@ use super::{
     gate::Gate,
     lockstep::Refused,
     metrics::Metrics,
+    races::RaceLog,
     request::{Event, Failure, Request},
     sequence::Waiting,
     snapshot::Snapshot,
@@ -47,6 +49,7 @@ pub(super) struct Shared {
     queue: Arc<AtomicUsize>,
     pub(super) draining: AtomicBool,
     pub(super) snapshot: Mutex<Snapshot>,
+    pub(super) races: Mutex<RaceLog>,
     pub(super) metrics: Metrics,
     pub(super) clock: Clock,
     lockstep: bool,
@@ -94,6 +97,7 @@ impl Handle {
             queue,
             draining: AtomicBool::new(false),
             snapshot: Mutex::default(),
+            races: Mutex::default(),
             metrics: Metrics::new(),
             clock: Clock::start(),
             lockstep: gate.is_some(),
@@ -173,6 +177,13 @@ impl Handle {
     /// What the worker told last.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.snapshot.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The race log: counts by kind, or the hits that reached `session`. `None` where the device has none.
+    pub fn races(&self, session: Option<u32>) -> Option<Value> {
+        self.snapshot().engine.race_hits?;
+        let log = self.shared.races.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(session.map_or_else(|| log.overview(), |session| log.of(session)))
     }
 
     /// The metrics.

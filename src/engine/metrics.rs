@@ -74,6 +74,7 @@ pub struct Metrics {
     overlap_share: Real,
     virtual_step_us: Real,
     race_hits: Counter,
+    canary_checks: Counter,
     canary_hits: Counter,
     ge_diff_samples: Counter,
     ge_diff_divergences: Counter,
@@ -105,6 +106,7 @@ impl Metrics {
             overlap_share: Real::default(),
             virtual_step_us: Real::default(),
             race_hits: Counter::default(),
+            canary_checks: Counter::default(),
             canary_hits: Counter::default(),
             ge_diff_samples: Counter::default(),
             ge_diff_divergences: Counter::default(),
@@ -137,6 +139,7 @@ impl Metrics {
             self.virtual_step_us.clone(),
         );
         registry.register("race_hits", "Accesses in the race log", self.race_hits.clone());
+        registry.register("canary_checks", "Index-K pages checked", self.canary_checks.clone());
         registry.register("canary_hits", "Index-K changes that no store explains", self.canary_hits.clone());
         registry.register("ge_diff_samples", "Graph-against-eager comparisons", self.ge_diff_samples.clone());
         registry.register("ge_diff_divergences", "Comparisons that differed", self.ge_diff_divergences.clone());
@@ -153,6 +156,7 @@ impl Metrics {
         self.virtual_step_us.set(activity.virtual_step_us.unwrap_or(0.0));
         for (counter, value) in [
             (&self.race_hits, activity.race_hits),
+            (&self.canary_checks, activity.canary_checks),
             (&self.canary_hits, activity.canary_hits),
             (&self.ge_diff_samples, activity.ge_diff_samples),
             (&self.ge_diff_divergences, activity.ge_diff_divergences),

@@ -21,6 +21,7 @@ pub mod model;
 pub mod parser;
 #[cfg(test)]
 mod properties;
+pub mod races;
 pub mod request;
 pub mod scheduler;
 pub mod selftest;
@@ -37,6 +38,9 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::error::Result;
+use canary::CanaryHit;
+use differential::Divergence;
+use races::StepRaces;
 use tokenizer::Token;
 
 /// What the worker asks of a model: fill the caches with a part of a prompt, decode one token a row, tell what happened.
@@ -46,6 +50,11 @@ pub trait TokenModel {
 
     /// Writes the cache entries of every row's token and returns every row's next token.
     fn decode(&mut self, rows: &[DecodeRow<'_>]) -> Result<Vec<Token>>;
+
+    /// Takes the race hits of the last decode step; only the virtual GPU can know them.
+    fn take_races(&mut self) -> Option<StepRaces> {
+        None
+    }
 
     /// What happened so far.
     fn activity(&self) -> Activity;
@@ -95,10 +104,16 @@ pub struct Activity {
     pub virtual_step_us: Option<f64>,
     /// Accesses in the race log.
     pub race_hits: Option<u64>,
+    /// Index-K pages that the canary checked.
+    pub canary_checks: Option<u64>,
     /// Changes of index-K pages that no store explains.
     pub canary_hits: Option<u64>,
+    /// The first of them.
+    pub canary_first: Option<CanaryHit>,
     /// Graph-against-eager comparisons.
     pub ge_diff_samples: Option<u64>,
     /// Comparisons that differed.
     pub ge_diff_divergences: Option<u64>,
+    /// The first of them.
+    pub ge_diff_first: Option<Divergence>,
 }

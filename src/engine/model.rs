@@ -9,6 +9,7 @@ use super::{
     differential::Differential,
     forward::Network,
     graphs::Graphs,
+    races::StepRaces,
     toggles::{DeviceChoice, Toggles},
     tokenizer::Token,
     weights::Weights,
@@ -18,7 +19,7 @@ use crate::{
         CapturedGraph, Device,
         cuda::{self, Cuda},
         kernel::{Kernel, PAGE_TOKENS, SPAN},
-        sim::{self, RaceHit, Stats, reference::Reference},
+        sim::{self, Schedule, Stats, reference::Reference},
     },
     error::Result,
 };
@@ -33,7 +34,9 @@ pub struct Model {
     batch: Batch,
     steps: u64,
     decode_stats: Stats,
-    race_hits: Vec<RaceHit>,
+    races: Option<StepRaces>,
+    /// The token of the launch to replay, where the order is a replay.
+    replay: Option<String>,
     differential: Option<Differential>,
     canary: Option<Canary>,
 }
@@ -56,7 +59,11 @@ impl Model {
             batch: Batch::default(),
             steps: 0,
             decode_stats: Stats::default(),
-            race_hits: Vec::new(),
+            races: None,
+            replay: match &toggles.order {
+                Schedule::Replay(token) => Some(token.to_string()),
+                _ => None,
+            },
             differential: toggles.ge_diff.then(Differential::default),
             canary: toggles.index_k_canary.then(Canary::default),
         })
@@ -109,16 +116,23 @@ impl Model {
         }
         let before = device.stats();
         self.graphs.run(network, batch.bucket)?;
-        self.decode_stats.add(&device.stats().since(&before));
+        let ran = device.stats().since(&before);
+        self.decode_stats.add(&ran);
+        let traceable = ran.race_hits > 0 || self.replay.is_some() || self.differential.is_some();
+        let token = if traceable { device.replay_token() } else { None };
         let mut next = vec![0i32; batch.rows];
         device.copy_out(inputs.next_tokens.address(), bytemuck::cast_slice_mut(&mut next))?;
         if let Some(canary) = &mut self.canary {
             canary.check(network, batch, true, self.steps)?;
         }
         if let Some(differential) = &mut self.differential {
-            differential.check(network, batch, self.steps)?;
+            differential.check(network, batch, self.steps, token.as_deref())?;
         }
-        self.race_hits.extend(device.drain_race_hits());
+        let replayed = self.replay.is_some() && self.replay == token;
+        let hits = device.drain_race_hits();
+        let step = self.steps;
+        self.races =
+            (replayed || !hits.is_empty()).then_some(StepRaces { step, replay: token, replayed, hits });
         self.steps += 1;
         Ok(next.into_iter().map(|token| token as Token).collect())
     }
@@ -131,11 +145,6 @@ impl Model {
     /// Virtual time and overlap of the decode steps so far.
     pub fn decode_stats(&self) -> &Stats {
         &self.decode_stats
-    }
-
-    /// Takes the race hits logged since the last call.
-    pub fn take_race_hits(&mut self) -> Vec<RaceHit> {
-        std::mem::take(&mut self.race_hits)
     }
 
     /// What the graph-against-eager probe found, if it runs.
@@ -174,16 +183,24 @@ impl TokenModel for Model {
         Self::decode(self, rows)
     }
 
+    fn take_races(&mut self) -> Option<StepRaces> {
+        self.races.take()
+    }
+
     fn activity(&self) -> Activity {
         let stats = &self.decode_stats;
+        let logs_races = self.network.device.backend_name() == "sim";
         Activity {
             steps: self.steps,
             overlap_share: Some(stats.overlap_share()),
             virtual_step_us: (self.steps > 0).then(|| stats.total_ns as f64 / 1000.0 / self.steps as f64),
-            race_hits: Some(stats.race_hits),
+            race_hits: logs_races.then_some(stats.race_hits),
+            canary_checks: self.canary.as_ref().map(|canary| canary.checks),
             canary_hits: self.canary.as_ref().map(|canary| canary.hits),
+            canary_first: self.canary.as_ref().and_then(|canary| canary.first),
             ge_diff_samples: self.differential.as_ref().map(|differential| differential.samples),
             ge_diff_divergences: self.differential.as_ref().map(|differential| differential.divergences),
+            ge_diff_first: self.differential.as_ref().and_then(|differential| differential.first.clone()),
         }
     }
 }

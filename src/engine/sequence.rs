@@ -8,6 +8,7 @@ use super::{
     DecodeRow,
     cache::Table,
     handle::QueuePlace,
+    races::Row,
     request::{Event, Finish, Request, Usage},
     scheduler::Progress,
     tokenizer::{TURN_END, Token},
@@ -44,6 +45,7 @@ pub(super) struct Sequence {
     max_tokens: u32,
     cancel_after: Option<u32>,
     pub(super) session: Option<u32>,
+    round: u32,
     pub(super) table: Table,
     pub(super) events: UnboundedSender<Event>,
     pub(super) arrived: Duration,
@@ -53,10 +55,11 @@ pub(super) struct Sequence {
 impl Sequence {
     pub(super) fn new(waiting: Waiting, table: Table) -> Self {
         let session = waiting.session();
+        let round = waiting.request.place.map_or(0, |place| place.round);
         let Request { prompt: tokens, max_tokens, cancel_after, .. } = waiting.request;
         let (prompt, fed) = (tokens.len() as u32, table.cached());
         let (events, arrived) = (waiting.events, waiting.arrived);
-        Self { tokens, fed, prompt, max_tokens, cancel_after, session, table, events, arrived, finish: None }
+        Self { tokens, fed, prompt, max_tokens, cancel_after, session, round, table, events, arrived, finish: None }
     }
 
     pub(super) fn progress(&self) -> Progress {
@@ -72,6 +75,12 @@ impl Sequence {
             window_page: self.table.window(),
             session: self.session,
         }
+    }
+
+    /// Whose row it is in the step that gave `next`, for the race log; nothing for a request without a session.
+    pub(super) fn raced(&self, next: Token) -> Option<Row<'_>> {
+        let answer = &self.tokens[self.prompt as usize..];
+        Some(Row { session: self.session?, round: self.round, answer, next })
     }
 
     /// Tokens decoded.

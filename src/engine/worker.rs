@@ -269,6 +269,10 @@ impl<M: TokenModel> Worker<M> {
         }
         let rows: Vec<_> = batch.iter().map(|at| self.running[*at].row()).collect();
         let tokens = self.model.decode(&rows)?;
+        if let Some(races) = self.model.take_races() {
+            let rows: Vec<_> = batch.iter().zip(&tokens).map(|(at, token)| self.running[*at].raced(*token)).collect();
+            self.shared.races.lock().unwrap_or_else(PoisonError::into_inner).record(races, &rows);
+        }
         let now = self.shared.clock.elapsed();
         for (at, token) in batch.iter().zip(tokens) {
             let sequence = &mut self.running[*at];

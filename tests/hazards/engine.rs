@@ -6,7 +6,7 @@ use rand::RngExt;
 use toolstorm::{
     device::sim::RaceHit,
     engine::{
-        DecodeRow, Prefill,
+        DecodeRow, Prefill, TokenModel,
         model::{Model, virtual_gpu},
         toggles::Toggles,
         tokenizer::Token,
@@ -141,7 +141,8 @@ impl Bench {
                 })
                 .collect();
             out.push(model.decode(&step).expect("a step"));
-            hits.extend(model.take_race_hits().into_iter().map(|hit| (size as u32, hit)));
+            let races = model.take_races().into_iter().flat_map(|races| races.hits);
+            hits.extend(races.map(|hit| (size as u32, hit)));
             for sequence in sequences.iter_mut().take(size) {
                 sequence.push(rng.random_range(32..127));
             }

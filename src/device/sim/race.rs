@@ -47,7 +47,8 @@ pub struct RaceHit {
     pub second: Side,
     /// Position in host order of the op that read wrong bytes.
     pub reader: u32,
-    /// `Block::index` of each reading block (its row, for row kernels), ascending.
+    /// The reader's rows that read wrong bytes, ascending. Where its blocks are columns of all rows, those to which
+    /// [`RaceHit::bytes`] belongs.
     pub rows: Vec<u32>,
     /// The smallest range that holds all changed bytes.
     pub bytes: Range<u64>,

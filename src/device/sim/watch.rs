@@ -12,7 +12,7 @@ use super::{
     race::{RaceHit, RaceKind, Side},
     timing::Timing,
 };
-use crate::device::{LifetimeId, Op, Operand, Region};
+use crate::device::{LifetimeId, Op, Operand, Region, kernel::Grid};
 
 /// The watched bytes of one launch.
 #[derive(Default)]
@@ -266,9 +266,8 @@ impl Watch {
         self.areas.clear();
         self.log.pending.iter_mut().for_each(Vec::clear);
         for draft in self.log.drafts.drain(..) {
-            let Draft { kind, first, second, reader, mut rows, bytes, changed, expected, seen, at_ns } = draft;
-            rows.sort_unstable();
-            rows.dedup();
+            let Draft { kind, first, second, reader, rows, bytes, changed, expected, seen, at_ns } = draft;
+            let rows = reading_rows(&plan.ops[reader as usize], rows, &bytes);
             let [first, second] = [first, second].map(|op| side(plan, op, op == reader, bytes.start));
             hits.push(RaceHit { launch, kind, first, second, reader, rows, bytes, changed, expected, seen, at_ns });
         }
@@ -485,6 +484,23 @@ impl Log {
             seen: quote(seen),
             at_ns: access.at_ns,
         });
+    }
+}
+
+/// The rows of `op` that read wrong bytes: those of its `blocks`, or, where blocks are columns, those of `bytes`.
+fn reading_rows(op: &Op, mut blocks: Vec<u32>, bytes: &Range<u64>) -> Vec<u32> {
+    let columns = matches!(op.kernel.grid(), Grid::Columns(_));
+    let holds = |operand: &&Operand| operand.region.covers(&(bytes.start..bytes.start + 1));
+    match op.reads.iter().find(holds).filter(|_| columns) {
+        Some(Operand { region, .. }) => {
+            let row = |byte: u64| ((byte - region.base) / region.row_stride).min(region.rows - 1) as u32;
+            (row(bytes.start)..=row(bytes.end - 1)).collect()
+        }
+        None => {
+            blocks.sort_unstable();
+            blocks.dedup();
+            blocks
+        }
     }
 }
 

@@ -104,6 +104,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/health", get(routes::health))
         .route("/stats", get(routes::stats))
         .route("/metrics", get(routes::metrics))
+        .route("/races", get(routes::races))
         .route("/lockstep", get(routes::lockstep))
         .route("/lockstep/begin", post(routes::lockstep_begin))
         .route("/lockstep/end", post(routes::lockstep_end))

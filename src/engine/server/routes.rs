@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Json,
     body::{Body, Bytes},
-    extract::{Path, Request, State},
+    extract::{Path, RawQuery, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
@@ -251,6 +251,21 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     }
     let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
     Ok((kind, app.engine.metrics().render()).into_response())
+}
+
+/// Of one session with `?session=`, else of all.
+pub(super) async fn races(State(app): State<Arc<App>>, RawQuery(query): RawQuery) -> Reply {
+    let session = match query.as_deref().filter(|query| !query.is_empty()) {
+        None => None,
+        Some(query) => {
+            let number = query.strip_prefix("session=").and_then(|number| number.parse().ok());
+            let message = format!("`{query}`: the one parameter is `session`, a whole number");
+            Some(number.ok_or_else(|| Refusal::field("session", message))?)
+        }
+    };
+    let message = "this device keeps no race log: only the virtual GPU can know who should have written a byte";
+    let none = || Refusal::new(404, "invalid_request_error", "no_race_log", message);
+    Ok(Json(app.engine.races(session).ok_or_else(none)?).into_response())
 }
 
 fn no_lockstep() -> Refusal {
