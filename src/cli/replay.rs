@@ -7,19 +7,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     clock::Clock,
+    device::sim::Token,
     drive::{self, Client},
     error::{Error, Result},
     exit, gate,
-    report::{folder::Folder, measure, tally::Tally, terminal::Console},
-    run::{Consumer, Plan, Runner, Todo, journal::Journal, replay, replay::Recorded},
+    report::{
+        folder::{Folder, Manifest},
+        measure,
+        tally::Tally,
+        terminal::Console,
+    },
+    run::{
+        self, Consumer, Launch, Plan, Runner, Todo,
+        journal::Journal,
+        replay,
+        replay::{Printed, Recorded},
+    },
     target,
     validate::{Judgement, Verdict},
 };
 
+/// How a replay token begins.
+const TOKEN: &str = "ts1-";
+
 /// Arguments of `replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Evidence folder, or the name of one
+    /// Evidence folder or the name of one, or a replay token: `ts1-…`
     id: String,
     /// Judge the recorded bytes again; send nothing
     #[arg(long, conflicts_with_all = ["load", "base_url"])]
@@ -40,23 +54,43 @@ pub(super) struct Args {
 
 /// Runs `replay`: corruption seen again is exit code 1, none is 0.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|error| Error::usage(format!("cannot start the runtime: {error}")))?;
+    if args.id.starts_with(TOKEN) {
+        return runtime.block_on(replay_token(args, console));
+    }
     let evidence = replay::find(&args.id, &args.output_dir)?;
     let recorded = replay::read(&evidence)?;
-    let result = evidence.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    let folder = Folder::open(result)?;
-    let plan = folder.plan();
+    let plan = &plan_of(result_of(&evidence))?;
     if args.recorded {
         return rejudge(plan, &recorded, console);
     }
-    let runtime =
-        tokio::runtime::Runtime::new().map_err(|error| Error::usage(format!("cannot start the runtime: {error}")))?;
     if args.load {
         let first = recorded.iter().find(|recorded| recorded.about.parity.is_none()).ok_or_else(|| {
             Error::usage("only the turn's other form was damaged in this session").hint("replay it without --load")
         })?;
-        return runtime.block_on(relaunch(args, plan, first, console));
+        let launch = launch(plan, first.about.launch)?;
+        return runtime.block_on(async {
+            let again = relaunch(args, plan, launch).await?;
+            show_again(&recorded, &again, console)
+        });
     }
     runtime.block_on(resend(args, plan, &recorded, console))
+}
+
+/// The plan of a result, with the variables that its servers inherited.
+fn plan_of(result: &Path) -> Result<Plan> {
+    let Manifest { mut plan, inherited, .. } = Folder::open(result)?.manifest;
+    for arm in &mut plan.arms {
+        let own = std::mem::replace(&mut arm.env, inherited.clone());
+        arm.env.extend(own);
+    }
+    Ok(plan)
+}
+
+/// The result folder that holds an evidence folder.
+fn result_of(evidence: &Path) -> &Path {
+    evidence.parent().and_then(Path::parent).unwrap_or(Path::new("."))
 }
 
 fn rejudge(plan: &Plan, recorded: &[Recorded], console: Console) -> Result<u8> {
@@ -129,10 +163,14 @@ fn with_model(body: &[u8], model: &str) -> Result<Vec<u8>> {
     serde_json::to_vec(&value).map_err(broken)
 }
 
-/// Drives the whole launch again and looks at the session.
-async fn relaunch(args: &Args, plan: &Plan, recorded: &Recorded, console: Console) -> Result<u8> {
-    let about = &recorded.about;
-    let launch = launch(plan, about.launch)?;
+/// A launch that was driven again.
+struct Again {
+    result: PathBuf,
+    tally: Tally,
+}
+
+/// Drives the whole launch again.
+async fn relaunch(args: &Args, plan: &Plan, launch: Launch) -> Result<Again> {
     let clock = Clock::start();
     let folder = Folder::create(&args.output_dir, plan.clone(), clock)?;
     let mut journal = Journal::create(&folder.journal())?;
@@ -142,20 +180,98 @@ async fn relaunch(args: &Args, plan: &Plan, recorded: &Recorded, console: Consol
     runner(plan, &folder.path, clock, consumers).run(&[todo]).await?;
     let summary = measure::summary(plan, &tally, Some(&folder.path));
     folder.write(&tally, &gate::settle(summary, &plan.gate)?)?;
-    let again = tally.calls().find(|call| {
-        (call.session, call.round) == (about.session, about.round) && call.response_verdict == Verdict::Corrupted
-    });
-    console.emit(&json!({"session": about.session, "round": about.round, "corrupted_again": again.is_some(),
-        "call": again, "result_dir": folder.path}));
-    let what = again.as_ref().map_or_else(
-        || "intact this time".to_owned(),
-        |call| format!("corrupted again: {}: {}", call.class, call.detail.as_deref().unwrap_or_default()),
-    );
-    console.say(format!("session {} round {}: {what}", about.session, about.round));
-    Ok(if again.is_some() { exit::FAIL } else { exit::PASS })
+    if let Some(failure) = tally.launches.get(&launch.number).and_then(|launch| launch.failure.as_ref()) {
+        return Err(Error::usage(format!("the launch failed: {failure}")));
+    }
+    Ok(Again { result: folder.path, tally })
 }
 
-fn launch(plan: &Plan, number: u32) -> Result<crate::run::Launch> {
+/// Compares the recorded corruptions with what the launch gave this time, and tells the race hits behind them.
+fn show_again(recorded: &[Recorded], again: &Again, console: Console) -> Result<u8> {
+    let about = &recorded[0].about;
+    let evidence = run::evidence_folder(&again.result, &about.arm, about.launch, about.session);
+    let came = if evidence.is_dir() { replay::read(&evidence)? } else { Vec::new() };
+    let mut seen = false;
+    let corrupted = |other: &&Recorded| other.about.verdict == Verdict::Corrupted && other.about.parity.is_none();
+    for exchange in recorded.iter().filter(corrupted) {
+        let round = exchange.about.round;
+        let other = came.iter().filter(corrupted).find(|other| other.about.round == round);
+        seen |= other.is_some();
+        let same_bytes = other.map(|other| exchange.about.same_answer(&other.about));
+        let same_races = other.map(|other| exchange.races == other.races);
+        let answers = again.tally.launches.get(&about.launch).and_then(|launch| launch.sessions.get(&about.session));
+        let answer = answers.and_then(|session| session.answers.iter().find(|answer| answer.round == round));
+        let call = answer.and_then(|answer| answer.calls.iter().find(|call| call.verdict == Verdict::Corrupted));
+        let why = answer.map(|answer| answer.why.clone()).unwrap_or_default();
+        console.emit(&json!({"session": about.session, "round": round, "corrupted_again": other.is_some(),
+            "same_bytes": same_bytes, "same_races": same_races, "call": call, "why": why,
+            "races": other.and_then(|other| other.races.as_ref()), "result_dir": again.result}));
+        let what = match (same_bytes, call) {
+            (None, _) => "intact this time".to_owned(),
+            (Some(same), call) => format!(
+                "corrupted again, {}: {}",
+                if same { "the same bytes" } else { "other bytes" },
+                call.map_or_else(String::new, |call| {
+                    format!("{}: {}", call.class, call.detail.as_deref().unwrap_or_default())
+                })
+            ),
+        };
+        console.say(format!("session {} round {round}: {what}", about.session));
+        console.say(why.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n"));
+    }
+    Ok(if seen { exit::FAIL } else { exit::PASS })
+}
+
+/// Replays the launch of a token: the whole run of its server up to there, and on, since a token says which interleaving
+/// a launch took and not what it ran on. The virtual GPU checks that the launch takes the same one.
+async fn replay_token(args: &Args, console: Console) -> Result<u8> {
+    let token: Token = args.id.parse()?;
+    if args.recorded || args.base_url.is_some() {
+        return Err(Error::usage("a token is replayed by the engine that printed it")
+            .hint("leave --recorded and --base-url out"));
+    }
+    let printed = replay::find_token(&args.id, &args.output_dir)?;
+    let (result, recorded) = match &printed {
+        Printed::Evidence(evidence) => (result_of(evidence), replay::read(evidence)?),
+        Printed::Log(result, _) => (result.as_path(), Vec::new()),
+    };
+    let mut plan = plan_of(result)?;
+    if !plan.load.lockstep {
+        return Err(Error::usage(format!(
+            "{} ran without lockstep, so its batches do not come again",
+            result.display()
+        ))
+        .hint("replay the token of a run under lockstep"));
+    }
+    let launch = match &printed {
+        Printed::Evidence(_) => launch(&plan, recorded[0].about.launch)?,
+        Printed::Log(_, name) => {
+            let named = |launch: &Launch| run::log_name(&plan.arms[launch.arm].name, launch.repetition) == *name;
+            let launch = plan.launches().into_iter().find(named);
+            launch.ok_or_else(|| Error::usage(format!("{name} is the log of no launch of {}", result.display())))?
+        }
+    };
+    plan.arms[launch.arm].env.insert("TOOLSTORM_ORDER".into(), format!("replay:{token}"));
+    let again = relaunch(args, &plan, launch).await?;
+    let races = again.tally.launches.get(&launch.number).and_then(|launch| launch.races.clone()).unwrap_or_default();
+    let replayed = races.replayed.ok_or_else(|| {
+        Error::usage(format!("the run did not come to launch {} of the token", token.launch()))
+            .hint("replay with the build, the environment and the result that printed it")
+    })?;
+    console.emit(&json!({"token": token.to_string(), "launch": token.launch(), "replayed": replayed,
+        "result_dir": again.result}));
+    let hits: Vec<_> = replayed["hits"].as_array().into_iter().flatten().collect();
+    console.say(format!("launch {} took the same interleaving; race hits in it: {}", token.launch(), hits.len()));
+    for hit in hits {
+        console.say(format!("  {}", hit["words"].as_str().unwrap_or_default()));
+    }
+    if recorded.is_empty() {
+        return Ok(exit::PASS);
+    }
+    show_again(&recorded, &again, console)
+}
+
+fn launch(plan: &Plan, number: u32) -> Result<Launch> {
     let launches = plan.launches();
     launches
         .into_iter()

@@ -14,8 +14,11 @@ use tokio::{
 
 use crate::{
     engine::{
+        Activity,
         cache::PAGE_TOKENS,
+        canary::CanaryHit,
         config::{Limits, Serving},
+        differential::Divergence,
         gate::Gate,
         handle::Handle,
         lockstep::Lockstep,
@@ -29,6 +32,9 @@ use crate::{
     exit,
     report::terminal::Console,
 };
+
+/// How often a server looks whether a probe found something.
+const PROBED: Duration = Duration::from_secs(1);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -73,6 +79,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let configuration = json!({"variables": resolved(), "limits": limits, "serving": serving});
     let pages = limits.pages;
     let engine = Handle::start(limits, gate, move || Model::new(&toggles, pages))?;
+    let (probed, mut told) = (engine.clone(), Vec::new());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -83,8 +90,14 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         let server = Server::bind(address, engine, serving, configuration).await?;
         let signals = signals()?;
         announce(console, &server, &args.model);
-        serve(server, signals).await
+        tokio::select! {
+            served = serve(server, signals) => served,
+            () = tell_findings(&probed, &mut told, console) => Ok(()),
+        }
     })?;
+    let found = probed.snapshot().engine;
+    tell_new(first_findings(&found), &mut told, console);
+    tell_new(tallies(&found), &mut told, console);
     Ok(exit::PASS)
 }
 
@@ -145,6 +158,48 @@ fn announce(console: Console, server: &Server, model: &str) {
     let url = format!("http://{}", server.address());
     let line = json!({"listening": url, "url": url, "model": model, "pid": std::process::id()});
     Console { json: true, ..console }.emit(&line);
+}
+
+/// Writes each probe's first finding to the log soon after it was made; never ends.
+async fn tell_findings(engine: &Handle, told: &mut Vec<String>, console: Console) {
+    loop {
+        tokio::time::sleep(PROBED).await;
+        tell_new(first_findings(&engine.snapshot().engine), told, console);
+    }
+}
+
+fn tell_new(lines: Vec<String>, told: &mut Vec<String>, console: Console) {
+    for line in lines {
+        if !told.contains(&line) {
+            console.note(&line);
+            told.push(line);
+        }
+    }
+}
+
+/// What each probe found first, in a line.
+fn first_findings(activity: &Activity) -> Vec<String> {
+    let differential = activity.ge_diff_first.as_ref().map(|first| {
+        let Divergence { step, layer, row, entry, captured, eager, replay } = first;
+        let replay = replay.as_ref().map_or_else(String::new, |token| format!("; toolstorm replay {token}"));
+        format!(
+            "GE_DIFF: step {step}, layer {layer}, row {row}, entry {entry}: {captured} captured, {eager} eager{replay}"
+        )
+    });
+    let canary = activity.canary_first.map(|CanaryHit { step, layer, page, slot }| {
+        format!("canary: step {step}, layer {layer}, page {page}, slot {slot} changed and nothing stored it")
+    });
+    differential.into_iter().chain(canary).collect()
+}
+
+/// How much each probe looked at and found, in a line; nothing of a probe that is off.
+fn tallies(activity: &Activity) -> Vec<String> {
+    let part = |found: Option<u64>, of: Option<u64>| Some((found?, of?));
+    let differential = part(activity.ge_diff_divergences, activity.ge_diff_samples)
+        .map(|(found, of)| format!("GE_DIFF: {found} of {of} rows differed"));
+    let canary = part(activity.canary_hits, activity.canary_checks)
+        .map(|(found, of)| format!("canary: {found} keys changed unexplained, in {of} pages checked"));
+    differential.into_iter().chain(canary).collect()
 }
 
 /// The first signal drains, the second one ends.

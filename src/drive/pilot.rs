@@ -59,6 +59,8 @@ pub struct Job {
     pub extra_body: serde_json::Map<String, serde_json::Value>,
     /// Whether arguments must match byte for byte.
     pub exact: bool,
+    /// Whether the server may have a race log, to be asked about corrupted responses.
+    pub races: bool,
 }
 
 struct Flight {
@@ -219,6 +221,7 @@ impl Flight {
             } else {
                 conversation.absorb(&judgement);
             }
+            let races = if judgement.verdict == Verdict::Corrupted { self.races(place).await } else { None };
             let exchange = Exchange {
                 session,
                 warmup,
@@ -231,6 +234,7 @@ impl Flight {
                 retries,
                 neighbours,
                 in_flight,
+                races,
             };
             // A damaged history is no fair question, and what was cut or lost is no answer to compare with.
             let answered = matches!(exchange.judgement.verdict, Verdict::Valid | Verdict::Corrupted);
@@ -294,7 +298,17 @@ impl Flight {
             retries,
             neighbours,
             in_flight,
+            races: None,
         }
+    }
+
+    /// The hits of the server's race log that reached a session, before its next request adds to them.
+    async fn races(&self, place: u64) -> Option<serde_json::Value> {
+        if !self.job.races {
+            return None;
+        }
+        let page = self.client.get(&format!("/races?session={place}")).await?;
+        serde_json::from_str(&page).ok()
     }
 
     async fn attempt(&self, turn: &Turn, place: u64) -> (Reply, Timing, u32) {

@@ -131,8 +131,7 @@ impl Model {
         let replayed = self.replay.is_some() && self.replay == token;
         let hits = device.drain_race_hits();
         let step = self.steps;
-        self.races =
-            (replayed || !hits.is_empty()).then_some(StepRaces { step, replay: token, replayed, hits });
+        self.races = (replayed || !hits.is_empty()).then_some(StepRaces { step, replay: token, replayed, hits });
         self.steps += 1;
         Ok(next.into_iter().map(|token| token as Token).collect())
     }

@@ -39,6 +39,7 @@ fn columns(arm: &ArmSummary) -> Vec<(&'static str, String)> {
     let map = |pairs: Vec<(String, u64)>| {
         pairs.into_iter().map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" ")
     };
+    let races: Vec<_> = arm.races.iter().flatten().map(|(kind, count)| format!("{kind}={count}")).collect();
     vec![
         ("arm", arm.name.clone()),
         ("env", env.join(" ")),
@@ -60,6 +61,7 @@ fn columns(arm: &ArmSummary) -> Vec<(&'static str, String)> {
         ("quirks", map(arm.quirks.iter().map(|(quirk, count)| (quirk.to_string(), *count)).collect())),
         ("hazards", count(arm.hazards)),
         ("race_hits", count(arm.race_hits)),
+        ("races", races.join("; ")),
         ("overlap_share", share(arm.overlap_share)),
         ("virtual_step_us", share(arm.virtual_step_us)),
         ("schema_accuracy", share(arm.schema_accuracy)),

@@ -32,6 +32,10 @@ pub struct Failure {
     pub rest: String,
     /// Where the bytes lie, from the result folder.
     pub evidence: String,
+    /// The race hits behind it in words; empty where the server has no race log.
+    pub why: Vec<String>,
+    /// Where all of them lie, from the result folder.
+    pub races: String,
 }
 
 /// The first `limit` corrupted calls of a run, those after a session's first corruption left out.
@@ -55,11 +59,14 @@ pub fn failures(plan: &Plan, tally: &Tally, limit: usize) -> Vec<Failure> {
         let agree: usize =
             dictated.chars().zip(came.chars()).take_while(|(a, b)| a == b).map(|(letter, _)| letter.len_utf8()).sum();
         let folder = evidence_folder(std::path::Path::new(""), &call.arm, call.launch, call.session);
+        let why = tally.why(&call);
         found.push(Failure {
+            why,
             class: if call.verdict == Verdict::Corrupted { call.class } else { call.response_class }.to_string(),
             detail: call.detail.unwrap_or_default(),
             shared: came[..agree].to_owned(),
             rest: came[agree..].to_owned(),
+            races: folder.join(format!("round-{:02}-races.json", call.round)).display().to_string(),
             evidence: folder.display().to_string(),
             arm: call.arm,
             launch: call.launch,

@@ -58,6 +58,7 @@ fn row(arm: &ArmSummary) -> serde_json::Value {
         "calls_corrupted": arm.calls_corrupted,
         "hazards": arm.hazards,
         "race_hits": arm.race_hits,
+        "race_kinds": arm.races.as_ref().map(std::collections::BTreeMap::len),
         "overlap_share": percent(arm.overlap_share),
         "virtual_step_us": arm.virtual_step_us.map(|time| format!("{time:.0}")),
         "details": details(arm),

@@ -18,16 +18,16 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
     let _ = writeln!(text, "# {}: {}\n\n{}\n", summary.name, outcome(summary.verdict), summary.reason);
     let _ = writeln!(
         text,
-        "| arm | concurrency | sessions | corrupted | rate | {confidence:.0} % interval | calls | corrupted | hazards | \
+        "| arm | concurrency | sessions | corrupted | rate | {confidence:.0} % interval | calls | corrupted | hazards | race kinds | \
          ttft p50 ms | e2el p50 ms | e2el p99 ms | expect | verdict |"
     );
-    let _ = writeln!(text, "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|");
+    let _ = writeln!(text, "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|");
     for arm in &summary.arms {
         let latency = |name: &str| arm.latency.get(name).map_or_else(|| "–".into(), |value| format!("{value:.1}"));
         let bound = |share: f64| format!("{:.1}", share * 100.0);
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             arm.name.replace('|', "\\|"),
             arm.concurrency,
             sessions(arm),
@@ -38,6 +38,7 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
             arm.calls,
             arm.calls_corrupted,
             arm.hazards.map_or_else(|| "–".into(), |count| count.to_string()),
+            arm.races.as_ref().map_or_else(|| "–".into(), |races| races.len().to_string()),
             latency("median_ttft_ms"),
             latency("median_e2el_ms"),
             latency("p99_e2el_ms"),

@@ -122,6 +122,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         finish_others_detail: BTreeMap::new(),
         hazards: None,
         race_hits: None,
+        races: None,
         overlap_share: None,
         virtual_step_us: None,
         server: BTreeMap::new(),
@@ -259,6 +260,12 @@ fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
             *seen.entry(name).or_default() += 1;
         }
         sum.hazards = sum.hazards.max(launch.hazards);
+        if let Some(races) = &launch.races {
+            let sums = sum.races.get_or_insert_default();
+            for (kind, count) in &races.kinds {
+                *sums.entry(kind.clone()).or_default() += count;
+            }
+        }
     }
     // Counters add up over launches; everything else is a level and is averaged.
     for (name, value) in &mut sum.server {

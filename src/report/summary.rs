@@ -134,6 +134,9 @@ pub struct ArmSummary {
     pub hazards: Option<u64>,
     /// Race hits that the engine logged, where it says.
     pub race_hits: Option<u64>,
+    /// These by kind: who read what, and who wrote over it; null where no server has a race log.
+    #[serde(default)]
+    pub races: Option<BTreeMap<String, u64>>,
     /// Share of busy time with two or more streams active, where the engine says.
     pub overlap_share: Option<f64>,
     /// Mean virtual time of a decode step, where the engine says.

@@ -56,7 +56,7 @@ fn header(summary: &Summary) -> Vec<Cell> {
     let confidence = format!("{:.0} % interval", summary.confidence * 100.0);
     names[5] = &confidence;
     if hazards(summary) {
-        names.extend(["hazards", "race hits"]);
+        names.extend(["hazards", "race hits", "race kinds"]);
     }
     names.extend(["ttft p50", "e2el p50", "p99 ms", "expect", "verdict"]);
     names.into_iter().map(|name| Cell::new(name).add_attribute(Attribute::Bold)).collect()
@@ -81,7 +81,8 @@ fn row(arm: &ArmSummary, hazards: bool) -> Vec<Cell> {
         right(arm.calls_corrupted.to_string()),
     ];
     if hazards {
-        cells.extend([count(arm.hazards), count(arm.race_hits)]);
+        let kinds = arm.races.as_ref().map(|races| races.len() as u64);
+        cells.extend([count(arm.hazards), count(arm.race_hits), count(kinds)]);
     }
     cells.extend([latency("median_ttft_ms"), latency("median_e2el_ms"), latency("p99_e2el_ms")]);
     let color = match arm.verdict {
@@ -127,7 +128,7 @@ pub(super) fn launch_note(summary: &Summary) -> Option<String> {
     })
 }
 
-/// What an arm's row does not show: classes of damage, infrastructure, quirks, failed launches.
+/// What an arm's row does not show: classes of damage, infrastructure, quirks, failed launches, race kinds, probes.
 pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     let damage = arm.classes.iter().filter(|(class, _)| !matches!(class.as_str(), "ok" | "no_call"));
     let mut parts: Vec<_> = damage.map(|(class, count)| format!("{count} {class}")).collect();
@@ -143,5 +144,17 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     if arm.launches_failed > 0 {
         parts.push(format!("{} launches failed", arm.launches_failed));
     }
+    parts.extend(arm.races.iter().flatten().map(|(kind, count)| format!("{count} × {kind}")));
+    parts.extend(probes(arm));
     parts
+}
+
+/// What the probes saw, where they ran.
+fn probes(arm: &ArmSummary) -> Vec<String> {
+    let counted = |name: &str| arm.server.get(name).copied().unwrap_or_default();
+    let told = |name: &str, part: f64, whole: f64| (whole > 0.0).then(|| format!("{name}: {part} of {whole}"));
+    let differential =
+        told("GE_DIFF rows that differed", counted("ge_diff_divergences_total"), counted("ge_diff_samples_total"));
+    let canary = told("canary hits in pages checked", counted("canary_hits_total"), counted("canary_checks_total"));
+    differential.into_iter().chain(canary).collect()
 }

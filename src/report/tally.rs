@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::summary::CallRecord;
 use crate::{
-    run::{Answer, Consumer, RunEvent, Selfcheck, SessionEnd},
+    run::{Answer, Consumer, Races, RunEvent, Selfcheck, SessionEnd},
     validate::parity::Forms,
 };
 
@@ -38,6 +38,8 @@ pub struct LaunchTally {
     pub config: Value,
     /// Hazards of its captured graphs.
     pub hazards: Option<u64>,
+    /// What its server's race log holds.
+    pub races: Option<Races>,
     /// From the first session's start to the last one's end.
     pub wall_ms: f64,
     /// Whether all its sessions ended.
@@ -112,11 +114,12 @@ impl Tally {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.sessions.entry(*session).or_default().end = Some(*end);
             }
-            RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms } => {
+            RunEvent::LaunchEnded { launch, complete, server, hazards, races, wall_ms } => {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.complete = *complete;
                 launch.server.clone_from(server);
                 launch.hazards = *hazards;
+                launch.races.clone_from(races);
                 launch.wall_ms += wall_ms;
             }
         }
@@ -125,6 +128,16 @@ impl Tally {
     /// The launches of an arm.
     pub fn of_arm<'a>(&'a self, arm: &'a str) -> impl Iterator<Item = (u32, &'a LaunchTally)> {
         self.launches.iter().filter(move |(_, launch)| launch.arm == arm).map(|(number, launch)| (*number, launch))
+    }
+
+    /// Why the response of a call was corrupted, as the race log tells.
+    pub fn why(&self, call: &CallRecord) -> Vec<String> {
+        let session = self.launches.get(&call.launch).and_then(|launch| launch.sessions.get(&call.session));
+        let mut answers = session.iter().flat_map(|session| &session.answers);
+        answers
+            .find(|answer| answer.round == call.round && !answer.cancelled)
+            .map(|answer| answer.why.clone())
+            .unwrap_or_default()
     }
 
     /// The lines of `calls.jsonl`: launches, sessions, rounds and calls in order, each request with its number.

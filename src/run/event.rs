@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::CallRecord;
+use super::{CallRecord, Races};
 pub use crate::drive::SessionEnd;
 use crate::validate::parity::Forms;
 
@@ -98,6 +98,9 @@ pub enum RunEvent {
         server: BTreeMap<String, f64>,
         /// Hazards of the captured graphs, where asked for.
         hazards: Option<u64>,
+        /// What the server's race log holds, where it has one.
+        #[serde(default)]
+        races: Option<Races>,
         /// From the first session's start to the last one's end.
         wall_ms: f64,
     },
@@ -148,6 +151,9 @@ pub struct Answer {
     pub tpot_ms: Option<f64>,
     /// Gaps between output events, in microseconds.
     pub itl_us: Vec<u32>,
+    /// Of a corrupted response, the race hits behind it in words, where the server has a race log.
+    #[serde(default)]
+    pub why: Vec<String>,
     /// Its calls; one record with a null name where there are none.
     pub calls: Vec<CallRecord>,
 }

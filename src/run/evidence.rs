@@ -8,6 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use similar::{ChangeTag, TextDiff};
 
+use super::why::Why;
 use crate::{
     drive::Exchange,
     error::{Error, Result},
@@ -33,6 +34,7 @@ pub(super) fn write(
     lockstep: bool,
     exchange: &Exchange,
     form: Option<Form>,
+    why: Option<&Why>,
 ) -> Result<()> {
     let folder = folder(result, arm, launch, exchange.session);
     let mark = form.map_or_else(String::new, |form| format!("{}-", form.as_str()));
@@ -47,15 +49,23 @@ pub(super) fn write(
     if form == Some(Form::Raw) {
         return Ok(());
     }
-    put(stem("diff.txt"), diff(exchange).as_bytes())?;
+    let lines = why.map_or(&[][..], |why| &why.lines);
+    let mut text = diff(exchange);
+    if !lines.is_empty() {
+        let _ = write!(text, "\nwhy, by the race log\n  {}\n", lines.join("\n  "));
+    }
+    put(stem("diff.txt"), text.as_bytes())?;
+    if let Some(why) = why {
+        put(stem("races.json"), format!("{:#}\n", why.log).as_bytes())?;
+    }
     // A race needs its neighbours: under lockstep the whole launch comes again, byte for byte.
     let replay =
         format!("toolstorm replay {}{}", folder.display(), if lockstep && form.is_none() { " --load" } else { "" });
-    let about = about(&replay, arm, launch, exchange, form);
+    let about = about(&replay, arm, launch, exchange, form, lines);
     put(stem("verdict.json"), format!("{about:#}\n").as_bytes())
 }
 
-fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange, form: Option<Form>) -> Value {
+fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange, form: Option<Form>, why: &[String]) -> Value {
     let (turn, reply, judgement) = (&exchange.turn, &exchange.reply, &exchange.judgement);
     let dictated = turn.expectation.calls.iter().flatten();
     let dictated: Vec<_> = dictated.map(|call| json!({"name": call.name, "arguments": call.arguments})).collect();
@@ -84,6 +94,7 @@ fn about(replay: &str, arm: &str, launch: u32, exchange: &Exchange, form: Option
         "neighbours": exchange.neighbours,
         "ttft_ms": exchange.timing.ttft_ms(),
         "e2el_ms": exchange.timing.e2el_ms(),
+        "why": why,
         "replay": replay,
     })
 }

@@ -17,7 +17,7 @@ use super::{Consumer, RunEvent};
 use crate::error::{Error, Result};
 
 /// The version that is written.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first line.
 #[derive(Debug, Serialize, Deserialize)]

@@ -12,6 +12,7 @@ mod resolve;
 mod resume;
 mod runner;
 mod until;
+mod why;
 
 use std::collections::BTreeMap;
 
@@ -22,9 +23,10 @@ pub use event::{Answer, RunEvent, Selfcheck, SessionEnd};
 pub use record::CallRecord;
 pub use resolve::{Overrides, resolve};
 pub use resume::{Todo, remaining};
-pub use runner::{Consumer, Finished, Runner, evidence_folder, folder_name};
+pub use runner::{Consumer, Finished, Runner, evidence_folder, folder_name, log_name};
 
 pub use until::{Progress, Until, Watch};
+pub use why::Races;
 
 use crate::{
     scenario::{Arrival, Expect, Gate, Order, Scenario, Span, TargetSpec},

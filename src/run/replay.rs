@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Plan;
 use crate::{
@@ -24,6 +25,8 @@ pub struct Recorded {
     pub request: Vec<u8>,
     /// The response's body.
     pub response: Vec<u8>,
+    /// What the server's race log had of the session, where it has one.
+    pub races: Option<Value>,
 }
 
 /// The members of `verdict.json` that a replay needs.
@@ -52,6 +55,22 @@ pub struct About {
     /// The form, where the turn was asked again in another one.
     #[serde(default)]
     pub parity: Option<Form>,
+    /// The calls as they came.
+    #[serde(default)]
+    calls: Value,
+    /// The text beside them.
+    #[serde(default)]
+    content: Value,
+    /// The finish reason.
+    #[serde(default)]
+    finish_reason: Value,
+}
+
+impl About {
+    /// Whether both responses hold the same bytes; how they were cut into chunks, and when they came, aside.
+    pub fn same_answer(&self, other: &Self) -> bool {
+        (&self.calls, &self.content, &self.finish_reason) == (&other.calls, &other.content, &other.finish_reason)
+    }
 }
 
 /// The evidence folder that `id` names: a path, or a name under any result in `results`.
@@ -77,6 +96,46 @@ pub fn find(id: &str, results: &Path) -> Result<PathBuf> {
     })
 }
 
+/// Where a replay token was printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Printed {
+    /// In the evidence of a session.
+    Evidence(PathBuf),
+    /// In the log of a server: the result folder and the log's name.
+    Log(PathBuf, String),
+}
+
+/// Where the results in `results` name the replay token `token`, the newest of them.
+pub fn find_token(token: &str, results: &Path) -> Result<Printed> {
+    let entries = |path: &Path| -> Vec<PathBuf> {
+        let mut paths: Vec<_> =
+            std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let holds = |path: &Path| std::fs::read_to_string(path).is_ok_and(|text| text.contains(token));
+    let named = |path: &Path, prefix: &str, suffix: &str| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with(prefix) && name.ends_with(suffix))
+    };
+    for result in entries(results).iter().rev() {
+        for session in entries(&result.join("evidence")) {
+            if entries(&session).iter().any(|file| named(file, "round-", "-races.json") && holds(file)) {
+                return Ok(Printed::Evidence(session));
+            }
+        }
+        let log = entries(result).into_iter().find(|file| named(file, "server-", ".log") && holds(file));
+        if let Some(name) = log.as_ref().and_then(|log| log.file_name()?.to_str()) {
+            return Ok(Printed::Log(result.clone(), name.to_owned()));
+        }
+    }
+    Err(Error::usage(format!("no result in {} names the token {token}", results.display())).hint(
+        "a token says which interleaving a launch took, not what it ran on: give --output-dir, the folder that holds the result \
+         which printed it",
+    ))
+}
+
 /// The recorded exchanges in an evidence folder, in order.
 pub fn read(folder: &Path) -> Result<Vec<Recorded>> {
     let failed = |path: &Path, error: &dyn std::fmt::Display| Error::usage(format!("{}: {error}", path.display()));
@@ -96,6 +155,10 @@ pub fn read(folder: &Path) -> Result<Vec<Recorded>> {
             about: serde_json::from_slice(&about).map_err(|error| failed(folder, &error))?,
             request: load(format!("{stem}-request.json"))?,
             response: load(format!("{stem}-response.bin"))?,
+            races: std::fs::read(folder.join(format!("{stem}-races.json")))
+                .ok()
+                .map(|races| serde_json::from_slice(&races).map_err(|error| failed(folder, &error)))
+                .transpose()?,
         })
     };
     let recorded: Vec<_> = stems.iter().map(one).collect::<Result<_>>()?;

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, Arm, CallRecord, Plan, RunEvent, Selfcheck, Todo, Watch, evidence};
+use super::{Answer, Arm, CallRecord, Plan, Races, RunEvent, Selfcheck, Todo, Watch, evidence, why::Why};
 use crate::{
     clock::Clock,
     drive::{self, Client, Exchange, Happening, Job, Limits},
@@ -142,7 +142,7 @@ impl Runner<'_> {
         if self.plan.load.lockstep {
             env.insert("TOOLSTORM_LOCKSTEP".into(), todo.sessions.len().to_string());
         }
-        let log = self.result.join(format!("server-{}-{}.log", evidence::file_name(&arm.name), todo.launch.repetition));
+        let log = self.result.join(log_name(&arm.name, todo.launch.repetition));
         target::start(&Start {
             target: &self.plan.target,
             arm: &arm.name,
@@ -205,8 +205,9 @@ impl Runner<'_> {
         let wall_ms = self.clock.elapsed().saturating_sub(begin).as_secs_f64() * 1e3;
         let complete = !self.stop.is_cancelled();
         let metrics = if complete { client.get("/metrics").await } else { None };
+        let races = if complete && job.races { Races::read(client.get("/races").await) } else { None };
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
-        shared.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, wall_ms })
+        shared.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, races, wall_ms })
     }
 
     fn job(&self, todo: &Todo, arm: &Arm, model: String) -> Job {
@@ -226,6 +227,7 @@ impl Runner<'_> {
             model,
             extra_body: self.plan.target.extra_body.clone(),
             exact: self.plan.target.kind == TargetKind::Builtin,
+            races: self.plan.target.kind == TargetKind::Builtin,
         }
     }
 
@@ -250,11 +252,15 @@ impl Runner<'_> {
             }
             Happening::Ended { session, end, rounds } => RunEvent::SessionEnded { launch, session, end, rounds },
             Happening::Exchanged(exchange) => {
+                let why = Why::of(&exchange, &self.result);
                 if exchange.judgement.verdict != Verdict::Valid && !exchange.reply.cut {
-                    evidence::write(&self.result, &arm.name, launch, self.plan.load.lockstep, &exchange, None)?;
+                    let lockstep = self.plan.load.lockstep;
+                    evidence::write(&self.result, &arm.name, launch, lockstep, &exchange, None, why.as_ref())?;
                 }
                 let seed = self.plan.launch_seed(todo.launch.repetition).0;
-                RunEvent::Answered(Box::new(answer(&exchange, launch, &arm.name, seed, &job.model, self.clock)))
+                let answer = answer(&exchange, launch, &arm.name, seed, &job.model, self.clock);
+                let why = why.map(|why| why.lines).unwrap_or_default();
+                RunEvent::Answered(Box::new(Answer { why, ..answer }))
             }
             Happening::Compared(comparison) => {
                 let drive::Comparison { session, round, forms, further } = *comparison;
@@ -267,6 +273,7 @@ impl Runner<'_> {
                             self.plan.load.lockstep,
                             exchange,
                             Some(*form),
+                            None,
                         )?;
                     }
                 }
@@ -337,6 +344,7 @@ fn answer(exchange: &Exchange, launch: u32, arm: &str, seed: u64, model: &str, c
         first_byte_ms: timing.first_byte.map(|time| time.as_secs_f64() * 1e3),
         tpot_ms: timing.tpot_ms(judgement.completion_tokens),
         itl_us: timing.itl_us(),
+        why: Vec::new(),
         calls: (0..lines).map(record).collect(),
     }
 }
@@ -367,6 +375,11 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
 pub fn folder_name(clock: Clock, name: &str, id: &str) -> String {
     let second = clock.timestamp().strftime("%Y%m%dT%H%M%SZ");
     format!("{second}-{}-{id}", evidence::file_name(name))
+}
+
+/// The name of the log of a launch's server.
+pub fn log_name(arm: &str, repetition: u32) -> String {
+    format!("server-{}-{repetition}.log", evidence::file_name(arm))
 }
 
 /// Where the evidence of a session lies.

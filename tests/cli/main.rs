@@ -10,6 +10,7 @@ mod lockstep;
 mod pacing;
 mod parity;
 mod parts;
+mod replay;
 mod reports;
 mod scripted;
 mod verdicts;

@@ -1,0 +1,109 @@
+//! Why a call was corrupted, and the same corruption again.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::context::{TestContext, lines, read};
+
+const SCENARIO: &str = r#"
+name = "small"
+rounds = 1
+context = 200
+tools = 3
+answer = [60, 100]
+"#;
+
+/// The adversary holds ops back for long, so few and short sessions are enough.
+const MATRIX: &str = r#"
+name = "raced"
+scenario = "small.toml"
+sessions = 2
+concurrency = 2
+lockstep = true
+[gate]
+max_upper = 0.9
+[[arm]]
+name = "only"
+expect = "report"
+[arm.env]
+SGLANG_DSV4_BF16_INDEX_K = "1"
+TOOLSTORM_MAX_BATCH = "2"
+TOOLSTORM_ORDER = "adversarial"
+"#;
+
+/// Runs the matrix; the evidence folder of a corrupted session, and what its verdict and race log say.
+fn corrupted(context: &TestContext) -> (PathBuf, Value, Value) {
+    context.write("small.toml", SCENARIO);
+    context.write("raced.toml", MATRIX);
+    let ran = context.run(&["matrix", "raced.toml", "--json", "--quiet"]);
+    let summary = ran.json();
+    let arm = &summary["arms"][0];
+    let kinds = arm["races"].as_object().unwrap_or_else(|| panic!("no kinds of race: {arm}\n{}", ran.stderr));
+    let counted: u64 = kinds.values().map(|count| count.as_u64().unwrap()).sum();
+    assert_eq!(Some(counted), arm["race_hits"].as_u64(), "{arm}");
+    assert!(kinds.keys().any(|kind| kind == "topk_select/logits overwritten by ffn_up"), "{kinds:?}");
+    let entries = std::fs::read_dir(context.result().join("evidence")).expect("nothing was corrupted");
+    let mut folders: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    folders.sort();
+    let verdict =
+        |folder: &PathBuf| -> Value { serde_json::from_str(&read(&folder.join("round-00-verdict.json"))).unwrap() };
+    let folder = folders.into_iter().find(|folder| verdict(folder)["verdict"] == "corrupted");
+    let folder = folder.expect("nothing was corrupted");
+    let races = serde_json::from_str(&read(&folder.join("round-00-races.json"))).unwrap();
+    let verdict = verdict(&folder);
+    (folder, verdict, races)
+}
+
+#[test]
+#[cfg_attr(debug_assertions, ignore = "the engine computes for real: run it with --release")]
+fn a_corrupted_call_is_explained_and_comes_again_byte_for_byte() {
+    let context = TestContext::new();
+    let (folder, verdict, races) = corrupted(&context);
+    let hits = races["hits"].as_array().unwrap();
+    assert!(hits.iter().any(|hit| hit["at_first_wrong_byte"] == true), "no hit in the step of the first wrong byte");
+    let hit = hits.iter().find(|hit| hit["at_first_wrong_byte"] == true).unwrap();
+    for name in ["step", "layer", "launch", "bytes", "expected", "seen", "rows", "words"] {
+        assert!(!hit[name].is_null(), "{name}: {hit}");
+    }
+    for side in ["first", "second"] {
+        assert!(["kernel", "stream", "tensor"].iter().all(|name| hit[side][name] != ""), "{hit}");
+    }
+    let told = hit["words"].as_str().unwrap();
+    assert!(read(&folder.join("round-00-diff.txt")).contains(told));
+    assert!(read(&context.result().join("report.html")).contains("by the <a href=\"evidence/only-0-s00"));
+
+    // The whole launch again, by the command that the evidence holds.
+    let command: Vec<_> = verdict["replay"].as_str().unwrap().split(' ').skip(1).collect();
+    let again = context.run(&[&command[..], &["--json"]].concat());
+    assert_eq!(again.code, 1, "{}", again.stderr);
+    let again = again.json();
+    assert_eq!((&again["same_bytes"], &again["same_races"]), (&true.into(), &true.into()), "{again}");
+    assert_eq!(again["races"], races);
+    let came = &verdict["calls"].as_array().unwrap();
+    let call = came.iter().find(|call| call["verdict"] == "corrupted").unwrap_or(&came[0]);
+    assert_eq!((&again["call"]["name"], &again["call"]["arguments"]), (&call["name"], &call["arguments"]));
+
+    // The launch under the token of the step, which the virtual GPU checks.
+    let token = hit["replay"].as_str().unwrap();
+    let ran = context.run(&["replay", token, "--json"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    let documents: Vec<Value> = ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let replayed = documents[0]["replayed"]["hits"].as_array().unwrap();
+    assert!(replayed.iter().any(|other| other["words"] == told), "{replayed:?}");
+    assert_eq!((&documents[1]["same_bytes"], &documents[1]["same_races"]), (&true.into(), &true.into()));
+    let judged = lines(&context.result().join("calls.jsonl"));
+    assert!(judged.iter().any(|other| other["arguments"] == call["arguments"] && other["verdict"] == "corrupted"));
+}
+
+#[test]
+fn a_token_that_no_result_names_is_refused() {
+    let context = TestContext::new();
+    let ran = context.run(&["replay", "ts1-00"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("is no replay token"), "{}", ran.stderr);
+    let token = "ts1-0000000000ff1f36565bc46f1b0000000000000ac5791f8307a0457e8aed6bab3c";
+    let ran = context.run(&["replay", token]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("no result in results names the token") && ran.stderr.contains("--output-dir"));
+}
