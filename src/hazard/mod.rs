@@ -20,7 +20,6 @@ pub mod fix;
 mod mangle;
 pub mod order;
 pub mod output;
-
 pub mod overlap;
 pub mod replay;
 pub mod report;
@@ -37,6 +36,8 @@ pub use sweep::{Analysis, analyse};
 pub struct Capture {
     /// How reports call the graph: `bucket 8`, or the file's stem.
     pub name: String,
+    /// The arm of a matrix, or the process of a program, that it belongs to; empty where there is only one.
+    pub group: String,
     /// Names of the streams that nodes and lifetimes refer to by index; empty for a foreign graph.
     pub streams: Vec<String>,
     /// Operations, in the order in which the host enqueued them.

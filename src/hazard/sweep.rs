@@ -207,20 +207,26 @@ fn gravest(a: Kind, b: Kind) -> Kind {
     }
 }
 
-/// Address ranges as a binary tree; each shelf knows what covers it whole and what lies beneath it.
+/// Address ranges as a binary tree; each shelf has lists of what covers it whole and of what lies beneath it.
 struct Tree {
     coordinates: Vec<u64>,
     leaves: usize,
-    shelves: Vec<u32>,
+    shelves: Vec<Shelf>,
     lists: Vec<List>,
     entries: Vec<Entry>,
+}
+
+/// The first list of touches that cover a shelf whole, and of those that meet only part of it.
+#[derive(Clone, Copy)]
+struct Shelf {
+    whole: u32,
+    beneath: u32,
 }
 
 #[derive(Clone, Copy)]
 struct List {
     chain: u32,
     writes: bool,
-    beneath: bool,
     newest: u32,
     next: u32,
 }
@@ -238,81 +244,74 @@ impl Tree {
         coordinates.sort_unstable();
         coordinates.dedup();
         let leaves = coordinates.len().max(2).next_power_of_two();
-        Self { coordinates, leaves, shelves: vec![NONE; leaves * 2], lists: Vec::new(), entries: Vec::new() }
+        let shelves = vec![Shelf { whole: NONE, beneath: NONE }; leaves * 2];
+        Self { coordinates, leaves, shelves, lists: Vec::new(), entries: Vec::new() }
     }
 
-    fn leaves_of(&self, span: &Range<u64>) -> Range<usize> {
+    /// The shelves from the root down to those that `span` covers whole, each with whether it does.
+    fn shelves_of(&self, span: &Range<u64>) -> impl Iterator<Item = (usize, bool)> + use<> {
         let leaf = |byte| self.coordinates.partition_point(|&c| c < byte);
-        leaf(span.start)..leaf(span.end)
+        let wanted = leaf(span.start)..leaf(span.end);
+        let mut stack = vec![(1, 0, self.leaves)];
+        std::iter::from_fn(move || {
+            while let Some((shelf, low, high)) = stack.pop() {
+                if wanted.end <= low || high <= wanted.start {
+                    continue;
+                }
+                let whole = wanted.start <= low && high <= wanted.end;
+                if !whole {
+                    let middle = usize::midpoint(low, high);
+                    stack.push((shelf * 2, low, middle));
+                    stack.push((shelf * 2 + 1, middle, high));
+                }
+                return Some((shelf, whole));
+            }
+            None
+        })
     }
 
     /// Visits every list that can hold a touch meeting `span`.
     fn lists(&self, span: &Range<u64>, mut visit: impl FnMut(&List, &Self)) {
-        let wanted = self.leaves_of(span);
-        if wanted.is_empty() {
-            return;
-        }
-        let mut stack = vec![(1, 0, self.leaves)];
-        while let Some((shelf, low, high)) = stack.pop() {
-            if wanted.end <= low || high <= wanted.start {
-                continue;
-            }
-            let whole = wanted.start <= low && high <= wanted.end;
-            let mut list = self.shelves[shelf];
-            while list != NONE {
-                let known = &self.lists[list as usize];
-                if whole || !known.beneath {
+        for (shelf, whole) in self.shelves_of(span) {
+            let Shelf { whole: covering, beneath } = self.shelves[shelf];
+            for mut list in [Some(covering), whole.then_some(beneath)].into_iter().flatten() {
+                while list != NONE {
+                    let known = &self.lists[list as usize];
                     visit(known, self);
+                    list = known.next;
                 }
-                list = known.next;
-            }
-            if !whole {
-                let middle = usize::midpoint(low, high);
-                stack.push((shelf * 2, low, middle));
-                stack.push((shelf * 2 + 1, middle, high));
             }
         }
     }
 
     fn put(&mut self, touch: &Touch, index: u32, chain: u32) {
         let writes = touch.access != Access::Read;
-        let wanted = self.leaves_of(&touch.region.span());
-        if wanted.is_empty() {
-            return;
-        }
-        let mut stack = vec![(1, 0, self.leaves)];
-        while let Some((shelf, low, high)) = stack.pop() {
-            if wanted.end <= low || high <= wanted.start {
-                continue;
-            }
-            let whole = wanted.start <= low && high <= wanted.end;
-            self.push(shelf, List { chain, writes, beneath: !whole, newest: NONE, next: NONE }, index);
-            if !whole {
-                let middle = usize::midpoint(low, high);
-                stack.push((shelf * 2, low, middle));
-                stack.push((shelf * 2 + 1, middle, high));
-            }
+        for (shelf, whole) in self.shelves_of(&touch.region.span()) {
+            let Shelf { whole: covering, beneath } = &mut self.shelves[shelf];
+            let first = if whole { covering } else { beneath };
+            push(first, &mut self.lists, &mut self.entries, (chain, writes), index);
         }
     }
+}
 
-    fn push(&mut self, shelf: usize, wanted: List, touch: u32) {
-        let mut at = self.shelves[shelf];
-        while at != NONE {
-            let list = &self.lists[at as usize];
-            if (list.chain, list.writes, list.beneath) == (wanted.chain, wanted.writes, wanted.beneath) {
-                break;
-            }
-            at = list.next;
+/// Puts a touch at the head of its chain's list, one of those that begin at `first`.
+fn push(first: &mut u32, lists: &mut Vec<List>, entries: &mut Vec<Entry>, (chain, writes): (u32, bool), touch: u32) {
+    let mut at = *first;
+    while at != NONE {
+        let list = &lists[at as usize];
+        if (list.chain, list.writes) == (chain, writes) {
+            break;
         }
-        if at == NONE {
-            at = self.lists.len() as u32;
-            self.lists.push(List { next: self.shelves[shelf], ..wanted });
-            self.shelves[shelf] = at;
-        }
-        let list = &mut self.lists[at as usize];
-        self.entries.push(Entry { touch, older: list.newest });
-        list.newest = self.entries.len() as u32 - 1;
+        at = list.next;
     }
+    if at == NONE {
+        at = lists.len() as u32;
+        lists.push(List { chain, writes, newest: NONE, next: *first });
+        *first = at;
+    }
+    let list = &mut lists[at as usize];
+    entries.push(Entry { touch, older: list.newest });
+    list.newest = entries.len() as u32 - 1;
 }
 
 #[cfg(test)]
