@@ -42,6 +42,14 @@ impl Error {
         self
     }
 
+    /// Message and cure in one sentence, for a journal or a table.
+    pub fn sentence(&self) -> String {
+        match &self.hint {
+            Some(hint) => format!("{}; {hint}", self.message),
+            None => self.message.clone(),
+        }
+    }
+
     /// The process's exit code for this error.
     pub fn code(&self) -> u8 {
         self.code

@@ -1,14 +1,13 @@
 //! `toolstorm hazards`: happens-before analysis of captured graphs.
 
-pub(super) mod launch;
+mod captures;
+mod launch;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use clap::Subcommand;
 
+use self::captures::Found;
 use crate::{
     engine::toggles::Toggles,
     env,
@@ -30,19 +29,20 @@ use crate::{
 pub(super) struct Args {
     #[command(subcommand)]
     what: Option<What>,
-    /// Capture files of a PyTorch program, of one pool and in the order of their capture; `-` is stdin
+    /// Capture files of a PyTorch program, of one pool and in the order of their capture, or a folder of a program's
+    /// captures; `-` is stdin
     #[arg(long, num_args = 1.., value_name = "FILE")]
     capture: Vec<PathBuf>,
     /// Capture files, as with `--capture`
     #[arg(value_name = "FILE", conflicts_with = "capture")]
     files: Vec<PathBuf>,
     /// Every arm of this matrix instead of the environment's configuration
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["capture", "files", "launch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["capture", "files", "launch", "replay_order"])]
     matrix: Option<String>,
     /// Run the command after `--`, export every CUDA graph that it captures, and analyse them
-    #[arg(long, requires = "command", conflicts_with_all = ["capture"])]
+    #[arg(long, requires = "command", conflicts_with_all = ["capture", "files"])]
     launch: bool,
-    /// Where `--launch` keeps the captures; a temporary folder where none is given
+    /// Where `--launch` keeps the captures, a new folder; a temporary one where none is given
     #[arg(long, value_name = "DIR", requires = "launch")]
     captures_dir: Option<PathBuf>,
     /// With `--launch`: the server is ready when this URL answers; else when the command ends
@@ -57,7 +57,7 @@ pub(super) struct Args {
     /// With `--replay-order`: outputs are read only after the next replay
     #[arg(long, requires = "replay_order")]
     outputs_read_late: bool,
-    /// List every hazard instead of the first few of each cause
+    /// List every hazard instead of the first few of each cause, and every graph of every arm or process
     #[arg(long, help_heading = "Output")]
     all: bool,
     /// Write the JSON report to this file
@@ -77,27 +77,45 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum What {
     /// Print the Python module that writes capture files
-    Exporter,
+    Exporter {
+        /// Write it to this folder instead, with a sitecustomize that exports every graph of a program that never heard
+        /// of it to the folder in TOOLSTORM_CAPTURE_DIR
+        #[arg(long, value_name = "DIR")]
+        into: Option<PathBuf>,
+    },
 }
 
 /// Runs `hazards`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    if let Some(What::Exporter) = args.what {
-        console.say(torch::EXPORTER.trim_end());
+    if let Some(What::Exporter { into }) = &args.what {
+        match into {
+            Some(folder) => install(folder)?,
+            None => console.say(torch::EXPORTER.trim_end()),
+        }
         return Ok(exit::PASS);
     }
-    let captures = if args.launch {
+    let Found { captures, missing, warnings } = if args.launch {
         launch::captures(args, console)?
     } else if args.capture.is_empty() && args.files.is_empty() {
-        engine(args, console)?
+        Found { captures: engine(args, console)?, ..Found::default() }
     } else {
-        read(args.capture.iter().chain(&args.files).map(PathBuf::as_path))?
+        captures::read(args.capture.iter().chain(&args.files).map(PathBuf::as_path))?
     };
     let order = replay_order(&args.replay_order, &captures)?;
     let outputs = if args.outputs_read_late { Outputs::AfterNext } else { Outputs::AtOnce };
     let clobbers = replay(&captures, &order, outputs)?;
     let graphs = captures.into_iter().map(examine).collect::<Result<Vec<_>>>()?;
-    publish(&Report { graphs, clobbers }, args, console)
+    publish(&Report { graphs, clobbers, missing, warnings }, args, console)
+}
+
+/// Writes both Python modules to `folder`.
+fn install(folder: &std::path::Path) -> Result<()> {
+    let write = || {
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("sitecustomize.py"), torch::SITECUSTOMIZE)?;
+        fs::write(folder.join("toolstorm_capture.py"), torch::EXPORTER)
+    };
+    write().map_err(|e: std::io::Error| Error::usage(format!("cannot write the exporter to {}: {e}", folder.display())))
 }
 
 /// The captured graphs of the built-in engine, in the environment's configuration or in that of every arm.
@@ -108,14 +126,14 @@ fn engine(args: &Args, console: Console) -> Result<Vec<Capture>> {
     let (matrix, scenario) = scenario::file::matrix(matrix)?;
     if matrix.target.kind != TargetKind::Builtin {
         return Err(Error::usage(format!("the target of `{}` is not the built-in engine", matrix.name))
-            .hint("analyse a foreign server with `hazards --launch -- COMMAND`"));
+            .hint("analyse a foreign server with `hazards --launch -- COMMAND`, or give its arms `hazards = true`"));
     }
     let plan = run::resolve(matrix, scenario, &Overrides::default())?;
     let mut captures = Vec::new();
     for arm in &plan.arms {
         let mut found = engine::captures(&Toggles::resolve(&arm.env)?).map_err(|e| e.within(&arm.name))?;
         for capture in &mut found {
-            capture.name = format!("{} {}", arm.name, capture.name);
+            capture.group.clone_from(&arm.name);
         }
         console.note(format!("{}: {} graphs", arm.name, found.len()));
         captures.extend(found);
@@ -123,23 +141,11 @@ fn engine(args: &Args, console: Console) -> Result<Vec<Capture>> {
     Ok(captures)
 }
 
-/// Reads capture files of one pool.
-fn read<'a>(files: impl Iterator<Item = &'a Path>) -> Result<Vec<Capture>> {
-    let mut pool = torch::Pool::default();
-    files
-        .map(|file| {
-            let text = if file.as_os_str() == "-" {
-                std::io::read_to_string(std::io::stdin())
-            } else {
-                fs::read_to_string(file)
-            };
-            let text = text.map_err(|e| Error::usage(format!("cannot read capture {}: {e}", file.display())))?;
-            pool.read(&text, &file.file_stem().unwrap_or(file.as_os_str()).to_string_lossy())
-        })
-        .collect()
-}
-
 fn replay_order(order: &[String], captures: &[Capture]) -> Result<Vec<usize>> {
+    if !order.is_empty() && captures.iter().any(|c| !c.group.is_empty()) {
+        return Err(Error::usage("--replay-order: the captures are those of several processes")
+            .hint("name the files of one process instead of the folder"));
+    }
     order
         .iter()
         .map(|graph| {
@@ -171,5 +177,10 @@ fn publish(report: &Report, args: &Args, console: Console) -> Result<u8> {
     write(&args.export_html, &|| output::html::page(report))?;
     console.say(output::terminal::render(report, args.all));
     console.emit(&document);
-    Ok(if report.hazards() == 0 { exit::PASS } else { exit::FAIL })
+    Ok(match (report.hazards(), report.missing) {
+        (0, 0) => exit::PASS,
+        // What could not be read is not known to be clean.
+        (0, _) => exit::INCONCLUSIVE,
+        _ => exit::FAIL,
+    })
 }

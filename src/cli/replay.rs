@@ -134,7 +134,7 @@ async fn resend(args: &Args, plan: &Plan, recorded: &[Recorded], console: Consol
     let clock = Clock::start();
     let todo = Todo { launch, sessions: vec![about.session] };
     let runner = runner(&plan, folder.path(), clock, Vec::new());
-    let server = runner.start(&todo, &plan.arms[launch.arm]).await?;
+    let server = runner.start(&todo, &plan.arms[launch.arm], None).await?;
     let client = Client::new(server.endpoint.clone(), runner.limits(), clock)?;
     let model = target::model(&plan.target, &client).await?;
     let mut seen = false;

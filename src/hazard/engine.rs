@@ -21,7 +21,7 @@ use crate::{
 /// environment) select.
 pub fn report<N: AsRef<str>, V: AsRef<str>>(variables: impl IntoIterator<Item = (N, V)>) -> Result<Report> {
     let graphs = captures(&Toggles::resolve(variables)?)?.into_iter().map(examine).collect::<Result<Vec<_>>>()?;
-    Ok(Report { graphs, clobbers: Vec::new() })
+    Ok(Report { graphs, ..Report::default() })
 }
 
 /// The graphs of every bucket, smallest first.

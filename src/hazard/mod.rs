@@ -28,7 +28,7 @@ pub mod torch;
 pub mod trace;
 
 pub use order::Order;
-pub use report::{Graph, Report, examine};
+pub use report::{Graph, Group, Report, examine};
 pub use sweep::{Analysis, analyse};
 
 /// One captured graph in neutral form: what runs, in which order, on which bytes.

@@ -113,7 +113,7 @@ impl Pool<'_> {
     fn read_freed(&mut self) {
         for (graph, capture) in self.captures.iter().enumerate() {
             let used: Vec<u32> = first_read(capture).filter(|&l| !capture.lifetimes[l as usize].inside).collect();
-            for later in &self.captures[graph + 1..] {
+            for later in self.captures[graph + 1..].iter().filter(|later| later.group == capture.group) {
                 let Some(alive) = &later.alive else { continue };
                 for &lifetime in &used {
                     let buffer = &capture.lifetimes[lifetime as usize];

@@ -29,6 +29,10 @@ pub struct Report {
     pub graphs: Vec<Graph>,
     /// What goes wrong between graphs of one pool under the replay order given.
     pub clobbers: Vec<Clobber>,
+    /// Graphs that were captured and could not be read: what is not here is not known to be without hazards.
+    pub missing: u64,
+    /// What a reader should know about the report as a whole.
+    pub warnings: Vec<String>,
 }
 
 impl Report {

@@ -33,6 +33,9 @@ struct File {
     format: String,
     #[serde(default)]
     name: Option<String>,
+    /// What the process is called among those of its program.
+    #[serde(default)]
+    process: Option<String>,
     nodes: Vec<RawNode>,
     edges: Vec<(u32, u32)>,
     #[serde(default)]
@@ -133,6 +136,7 @@ impl Pool {
     fn capture(&mut self, file: &File, name: &str) -> Result<Capture> {
         let mut capture = Capture {
             name: file.name.clone().unwrap_or_else(|| name.to_owned()),
+            group: file.process.clone().unwrap_or_default(),
             warnings: file.warnings.clone(),
             ..Capture::default()
         };

@@ -13,7 +13,7 @@ and marks: node count and allocation count at the same moments, which tell which
 existing graph has no marks and a trace only where memory history was on; `toolstorm hazards` then says what that costs.
 
 Nothing here allocates device memory, so the capture's addresses stay what they were. Needs torch and cuda-bindings.
-Turns PyTorch's memory history on, and so replaces one that you record yourself.
+Turns PyTorch's memory history on for each capture and off after it, and so ends one that you record yourself.
 """
 
 import contextlib
@@ -62,13 +62,15 @@ def _installed(graph_class, target, marks):
         undo()
 
 
-def install(graph_class, target, marks="both", strict=False):
+def install(graph_class, target, marks="both", strict=False, failed=None):
     """Wrap the class's capture so that each graph is written to `target()`; returns what undoes it.
 
-    Unless `strict`, a failure of ours is told on stderr and never reaches the program.
+    Unless `strict`, a failure of ours is told on stderr and to `failed`, and never reaches the program.
     """
     own = {name: graph_class.__dict__.get(name) for name in ("__init__", "capture_begin", "capture_end")}
     original = {name: getattr(graph_class, name) for name in own}
+    # Releases of PyTorch that cannot keep a graph let us read it only while it is captured.
+    keeps = hasattr(graph_class, "raw_cuda_graph")
 
     def guarded(action, *arguments):
         try:
@@ -76,13 +78,17 @@ def install(graph_class, target, marks="both", strict=False):
         except Exception:
             if strict:
                 raise
-            print(f"toolstorm: a graph is not exported: {traceback.format_exc()}", file=sys.stderr)
+            report(f"a graph is not exported: {traceback.format_exc()}", failed)
             return None
 
-    def __init__(self, keep_graph=False, *arguments, **options):
-        # Only a kept graph can be read; `capture_end` instantiates it as the caller expects.
-        original["__init__"](self, *arguments, keep_graph=True, **options)
-        self._toolstorm_instantiate = not keep_graph
+    def __init__(self, *arguments, **options):
+        if not keeps:
+            original["__init__"](self, *arguments, **options)
+            return
+        wanted = arguments[0] if arguments else options.get("keep_graph", False)
+        # `capture_end` instantiates the graph as the caller expects.
+        original["__init__"](self, *arguments[1:], **{**options, "keep_graph": True})
+        self._toolstorm_instantiate = not wanted
 
     def capture_begin(self, *arguments, **options):
         recorder = guarded(_Recorder, marks)
@@ -94,10 +100,14 @@ def install(graph_class, target, marks="both", strict=False):
         recorder = self.__dict__.pop("_toolstorm_recorder", None)
         if recorder is not None:
             guarded(recorder.end)
+            if not keeps:
+                guarded(lambda: recorder.read(int(recorder.marks.graph)))
         original["capture_end"](self, *arguments, **options)
         if recorder is not None:
-            guarded(lambda: recorder.write(self, target()))
-        if getattr(self, "_toolstorm_instantiate", False) and hasattr(self, "instantiate"):
+            if keeps:
+                guarded(lambda: recorder.read(self.raw_cuda_graph()))
+            guarded(lambda: recorder.write(target))
+        if getattr(self, "_toolstorm_instantiate", False):
             self.instantiate()
 
     graph_class.__init__ = __init__
@@ -114,6 +124,17 @@ def install(graph_class, target, marks="both", strict=False):
     return undo
 
 
+def report(text, failed=None):
+    """Say what went wrong without ever raising."""
+    try:
+        print(f"toolstorm: {text}", file=sys.stderr)
+        if failed is not None:
+            with open(failed(), "w", encoding="utf-8") as file:
+                file.write(text)
+    except Exception:
+        pass
+
+
 class _Recorder:
     """One capture: memory history, what was alive before it, marks while it runs."""
 
@@ -122,52 +143,72 @@ class _Recorder:
 
         self.torch = torch
         self.device = torch.cuda.current_device()
+        self.marks = _Marks(torch, self.device)
+        self.watches = [make(self.marks) for make in _WATCHES[marks]]
+        self.name, self.process = _bucket(), _process(torch)
+        self.entered, self.document = contextlib.ExitStack(), None
+        # Last, so that nothing leaves it on when a part of the exporter is missing.
         memory = torch.cuda.memory
         memory._record_memory_history(enabled=None)
         memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
         snapshot = memory._snapshot()
         self.live = _live(snapshot, self.device)
         self.start = len(snapshot["device_traces"][self.device])
-        self.marks = _Marks(torch, self.device)
-        self.watches = [make(self.marks) for make in _WATCHES[marks]]
-        self.name = _bucket()
 
     def begin(self):
-        self.marks.begin()
-        for watch in self.watches:
-            watch.__enter__()
+        try:
+            self.marks.begin()
+            for watch in self.watches:
+                self.entered.enter_context(watch)
+        except BaseException:
+            self.entered.close()
+            raise
         return self
 
     def end(self):
-        for watch in reversed(self.watches):
-            watch.__exit__(None, None, None)
+        self.entered.close()
         self.marks.mark()
 
-    def write(self, graph, path):
-        trace = _trace(self.device)
-        document = _graph(graph.raw_cuda_graph())
+    def read(self, handle):
+        self.document = _graph(handle)
+
+    def write(self, target):
+        try:
+            trace = _trace(self.device)
+        finally:
+            # A history that goes on would slow every later allocation of the program down.
+            self.torch.cuda.memory._record_memory_history(enabled=None)
+        if self.document is None:
+            return
+        if self.marks.broken:
+            raise RuntimeError(f"marks could not be taken: {self.marks.broken}")
+        document = self.document
         document["marks"] = self.marks.marks
         document["stacks"] = self.marks.stacks
         document["live"] = self.live
+        document["process"] = self.process
         document["allocations"] = [_event(e) for e in trace[self.start:] if e["action"] in _ACTIONS]
         if len(trace) >= HISTORY_ENTRIES:
             document["warnings"].append("the allocator's history overflowed: early events are missing")
-        _write(document, path, self.name)
+        _write(document, target(), self.name)
 
 
 class _Marks:
-    """Counts graph nodes and allocator events at the same moments."""
+    """Counts graph nodes and allocator events at the same moments.
+
+    It runs inside the program's operations, so nothing here may raise: the first failure is kept and ends the marks.
+    """
 
     def __init__(self, torch, device):
         self.torch, self.device, self.cu = torch, device, _driver()
         self.graph, self.marks, self.stacks, self.known = None, [], [], {}
         self.allocated, self.freed = self._counts()
-        self.busy = False
+        self.busy, self.broken = False, None
 
     def begin(self):
         stream = self.torch.cuda.current_stream(self.device).cuda_stream
         self.graph = _checked(self.cu.cuStreamGetCaptureInfo(stream))[2]
-        self.mark()
+        self._mark()
 
     def _counts(self):
         stats = self.torch.cuda.memory_stats_as_nested_dict(self.device)["allocation"]["all"]
@@ -177,19 +218,27 @@ class _Marks:
         return int(_checked(self.cu.cuGraphGetNodes(self.graph, 0))[-1])
 
     def mark(self):
+        self._safely(self._mark)
+
+    def mark_if_grown(self):
+        self._safely(lambda: self.nodes() == self.marks[-1][0] or self._mark())
+
+    def _safely(self, action):
+        if self.busy or self.broken:
+            return
         self.busy = True
+        try:
+            action()
+        except Exception as error:
+            self.broken = repr(error)
+        finally:
+            self.busy = False
+
+    def _mark(self):
         allocated, freed = self._counts()
         mark = [self.nodes(), allocated - self.allocated, freed - self.freed, self._stack()]
         if not self.marks or self.marks[-1] != mark:
             self.marks.append(mark)
-        self.busy = False
-
-    def mark_if_grown(self):
-        self.busy = True
-        grown = self.nodes() != self.marks[-1][0]
-        self.busy = False
-        if grown:
-            self.mark()
 
     def _stack(self):
         frames = _user_stack(sys._getframe(1))
@@ -207,7 +256,7 @@ class _Calls:
         self.marks, self.previous = marks, None
 
     def _event(self, frame, event, argument):
-        if event == "c_return" and not self.marks.busy:
+        if event == "c_return":
             self.marks.mark_if_grown()
 
     def __enter__(self):
@@ -305,6 +354,14 @@ def _bucket():
                 if type(value) is int:
                     return f"{name}={value}"
         frame = frame.f_back
+    return None
+
+
+def _process(torch):
+    """What the process is called among those of its program: tensor-parallel ranks capture the same buckets."""
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return f"rank {distributed.get_rank()} (process {os.getpid()})"
     return None
 
 

@@ -121,6 +121,8 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         schema_accuracy: None,
         finish_others_detail: BTreeMap::new(),
         hazards: None,
+        hazard_tensors: Vec::new(),
+        hazards_failure: None,
         race_hits: None,
         races: None,
         overlap_share: None,
@@ -266,6 +268,8 @@ fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
                 *sums.entry(kind.clone()).or_default() += count;
             }
         }
+        sum.hazard_tensors.extend(launch.hazard_tensors.iter().cloned());
+        sum.hazards_failure = sum.hazards_failure.take().or_else(|| launch.hazards_failure.clone());
     }
     // Counters add up over launches; everything else is a level and is averaged.
     for (name, value) in &mut sum.server {

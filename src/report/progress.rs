@@ -102,10 +102,15 @@ impl Consumer for Progress {
                     self.show(*launch);
                 }
             }
-            RunEvent::LaunchEnded { launch, wall_ms, .. } => self.end(*launch, |now| {
-                let Now { arm, ended, corrupted, calls, .. } = now;
-                format!("{arm}: {corrupted} of {ended} sessions corrupted, {calls} calls, {:.1} s", wall_ms / 1e3)
-            }),
+            RunEvent::LaunchEnded { launch, wall_ms, hazards_failure, .. } => {
+                self.end(*launch, |now| {
+                    let Now { arm, ended, corrupted, calls, .. } = now;
+                    format!("{arm}: {corrupted} of {ended} sessions corrupted, {calls} calls, {:.1} s", wall_ms / 1e3)
+                });
+                if let Some(why) = hazards_failure {
+                    self.bars.suspend(|| self.console.warn(format!("hazards not analysed: {why}")));
+                }
+            }
             RunEvent::LaunchFailed { launch, arm, reason } => {
                 self.end(*launch, |_| format!("{arm}: the launch failed"));
                 self.bars.suspend(|| self.console.warn(format!("{arm}: {reason}")));

@@ -132,6 +132,12 @@ pub struct ArmSummary {
     pub finish_others_detail: BTreeMap<String, u64>,
     /// Hazards of the captured graphs, where the arm asked for the analysis.
     pub hazards: Option<u64>,
+    /// The tensors whose early drop or missing event explains them.
+    #[serde(default)]
+    pub hazard_tensors: Vec<String>,
+    /// Why they are not known, or not all of them, where the arm asked for them.
+    #[serde(default)]
+    pub hazards_failure: Option<String>,
     /// Race hits that the engine logged, where it says.
     pub race_hits: Option<u64>,
     /// These by kind: who read what, and who wrote over it; null where no server has a race log.

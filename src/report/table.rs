@@ -12,6 +12,9 @@ use super::{
 };
 use crate::{run::Selfcheck, stats::cluster::FEW_CLUSTERS};
 
+/// Tensors with hazards that a line names at most.
+const TENSORS: usize = 5;
+
 /// The table and what follows from it.
 pub fn render(summary: &Summary, console: Console) -> String {
     let mut table = Table::new();
@@ -141,6 +144,12 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
             "its {launches} launches differ: design effect {design_effect:.1}, allowing for it {lower:.1}–{upper:.1} %"
         ));
     }
+    if !arm.hazard_tensors.is_empty() {
+        let shown: Vec<&str> = arm.hazard_tensors.iter().take(TENSORS).map(String::as_str).collect();
+        let more = if arm.hazard_tensors.len() > TENSORS { ", …" } else { "" };
+        parts.push(format!("hazards in {}{more}", shown.join(", ")));
+    }
+    parts.extend(arm.hazards_failure.iter().map(|why| format!("hazards not analysed: {why}")));
     if arm.launches_failed > 0 {
         parts.push(format!("{} launches failed", arm.launches_failed));
     }

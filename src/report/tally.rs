@@ -40,6 +40,10 @@ pub struct LaunchTally {
     pub hazards: Option<u64>,
     /// What its server's race log holds.
     pub races: Option<Races>,
+    /// The tensors that explain them.
+    pub hazard_tensors: Vec<String>,
+    /// Why they are not known, or not all of them.
+    pub hazards_failure: Option<String>,
     /// From the first session's start to the last one's end.
     pub wall_ms: f64,
     /// Whether all its sessions ended.
@@ -114,12 +118,14 @@ impl Tally {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.sessions.entry(*session).or_default().end = Some(*end);
             }
-            RunEvent::LaunchEnded { launch, complete, server, hazards, races, wall_ms } => {
+            RunEvent::LaunchEnded { launch, complete, server, hazards, hazard_tensors, hazards_failure, races, wall_ms } => {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.complete = *complete;
                 launch.server.clone_from(server);
                 launch.hazards = *hazards;
                 launch.races.clone_from(races);
+                launch.hazard_tensors.clone_from(hazard_tensors);
+                launch.hazards_failure.clone_from(hazards_failure);
                 launch.wall_ms += wall_ms;
             }
         }

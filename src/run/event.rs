@@ -98,6 +98,12 @@ pub enum RunEvent {
         server: BTreeMap<String, f64>,
         /// Hazards of the captured graphs, where asked for.
         hazards: Option<u64>,
+        /// The tensors that explain them.
+        #[serde(default)]
+        hazard_tensors: Vec<String>,
+        /// Why they are not known, or not all of them, where they were asked for.
+        #[serde(default)]
+        hazards_failure: Option<String>,
         /// What the server's race log holds, where it has one.
         #[serde(default)]
         races: Option<Races>,

@@ -233,6 +233,13 @@ fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
     if plan.target.kind == TargetKind::Url && homeless {
         return refuse("the target is a url but no `base_url` is given".into());
     }
+    if let Some(arm) = plan.arms.iter().find(|arm| arm.hazards && plan.target.kind == TargetKind::Url) {
+        return Err(Error::usage(format!(
+            "arm `{}` has `hazards = true`, but its server is only an address",
+            arm.name
+        ))
+        .hint("graphs are captured in a server that the target starts: leave it out, or give a `command`"));
+    }
     if plan.target.kind == TargetKind::Command && plan.arms.iter().any(|arm| arm.command.is_empty()) {
         return refuse("the target is a command but no `command` is given".into());
     }

@@ -76,7 +76,16 @@ mod tests {
     }
 
     fn closed(launch: u32, complete: bool) -> RunEvent {
-        RunEvent::LaunchEnded { launch, complete, server: BTreeMap::new(), hazards: None, races: None, wall_ms: 0.0 }
+        RunEvent::LaunchEnded {
+            launch,
+            complete,
+            server: BTreeMap::new(),
+            hazards: None,
+            hazard_tensors: Vec::new(),
+            hazards_failure: None,
+            races: None,
+            wall_ms: 0.0,
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::{
     drive::{self, Client, Exchange, Happening, Job, Limits},
     error::{Error, Result},
     scenario::{TargetKind, hex},
-    target::{self, Server, Start},
+    target::{self, Hazards, Server, Start},
     validate::Verdict,
 };
 
@@ -110,21 +110,25 @@ impl Runner<'_> {
             return Ok(());
         }
         shared.launches_failed.update(|failed| failed + 1);
-        let reason = error.cure().map_or_else(|| error.to_string(), |cure| format!("{error}; {cure}"));
+        let reason = error.sentence();
         let arm = self.plan.arms[todo.launch.arm].name.clone();
         shared.tell(&RunEvent::LaunchFailed { launch: todo.launch.number, arm, reason })
     }
 
     async fn launch(&self, todo: &Todo, shared: &Shared<'_>) -> Result<()> {
         let arm = &self.plan.arms[todo.launch.arm];
+        let captures = self.captures(todo, arm);
+        // What an earlier try left is void.
+        if let Some(Err(error)) = captures.as_ref().map(std::fs::remove_dir_all)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(Error::usage(format!("cannot empty the folder of captures of arm `{}`: {error}", arm.name)));
+        }
         let server = tokio::select! {
             () = self.stop.cancelled() => return Ok(()),
-            server = self.start(todo, arm) => server?,
+            server = self.start(todo, arm, captures.as_deref()) => server?,
         };
-        // The graphs are the same in every repetition.
-        let analyse = arm.hazards && todo.launch.repetition == 0 && self.plan.target.kind == TargetKind::Builtin;
-        let hazards = if analyse { target::hazards(&arm.env).await } else { None };
-        let outcome = self.drive(todo, arm, &server, hazards, shared).await;
+        let outcome = self.drive(todo, arm, &server, shared).await;
         let grace = if self.stop.is_cancelled() { Duration::ZERO } else { self.grace() };
         server.stop(grace).await;
         outcome
@@ -134,8 +138,25 @@ impl Runner<'_> {
         self.plan.target.stop_timeout.map_or(Duration::from_secs(10), |span| span.0)
     }
 
-    /// Starts the server of a launch.
-    pub async fn start(&self, todo: &Todo, arm: &Arm) -> Result<Server> {
+    /// The folder for the graphs that the launch's foreign server captures; nothing where no one asks for them.
+    fn captures(&self, todo: &Todo, arm: &Arm) -> Option<PathBuf> {
+        let foreign = self.plan.target.kind == TargetKind::Command && analysed(todo, arm);
+        foreign.then(|| self.result.join(format!("captures-{}", evidence::file_name(&arm.name))))
+    }
+
+    /// The hazards of the captured graphs, after the load so that the analysis disturbs none of it.
+    async fn hazards(&self, todo: &Todo, arm: &Arm) -> Option<Result<Hazards>> {
+        if !analysed(todo, arm) {
+            return None;
+        }
+        Some(match self.captures(todo, arm) {
+            Some(folder) => target::hazards::of_captures(&folder).await,
+            None => target::hazards::of_engine(&arm.env).await,
+        })
+    }
+
+    /// Starts the server of a launch; `captures` is where its captured graphs go.
+    pub async fn start(&self, todo: &Todo, arm: &Arm, captures: Option<&Path>) -> Result<Server> {
         let mut env = arm.env.clone();
         let seed = self.plan.launch_seed(todo.launch.repetition);
         env.insert("TOOLSTORM_SEED".into(), seed.to_string());
@@ -151,18 +172,12 @@ impl Runner<'_> {
             command: &arm.command,
             base_url: arm.base_url.as_deref(),
             log: &log,
+            captures,
         })
         .await
     }
 
-    async fn drive(
-        &self,
-        todo: &Todo,
-        arm: &Arm,
-        server: &Server,
-        hazards: Option<u64>,
-        shared: &Shared<'_>,
-    ) -> Result<()> {
+    async fn drive(&self, todo: &Todo, arm: &Arm, server: &Server, shared: &Shared<'_>) -> Result<()> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
@@ -207,7 +222,24 @@ impl Runner<'_> {
         let metrics = if complete { client.get("/metrics").await } else { None };
         let races = if complete && job.races { Races::read(client.get("/races").await) } else { None };
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
-        shared.tell(&RunEvent::LaunchEnded { launch, complete, server, hazards, races, wall_ms })
+        let hazards = if complete { self.hazards(todo, arm).await } else { None };
+        let (found, hazards_failure) = match hazards.transpose() {
+            Ok(found) => (found, None),
+            Err(error) => (None, Some(error.sentence())),
+        };
+        let missing = found.as_ref().filter(|found| found.missing > 0);
+        shared.tell(&RunEvent::LaunchEnded {
+            launch,
+            complete,
+            server,
+            hazards: found.as_ref().map(|found| found.count),
+            hazards_failure: missing
+                .map(|found| format!("{} graphs could not be read", found.missing))
+                .or(hazards_failure),
+            hazard_tensors: found.map(|found| found.tensors).unwrap_or_default(),
+            races,
+            wall_ms,
+        })
     }
 
     fn job(&self, todo: &Todo, arm: &Arm, model: String) -> Job {
@@ -282,6 +314,11 @@ impl Runner<'_> {
         };
         shared.tell(&event)
     }
+}
+
+/// Whether the captured graphs of a launch are wanted; they are the same in every repetition.
+fn analysed(todo: &Todo, arm: &Arm) -> bool {
+    arm.hazards && todo.launch.repetition == 0
 }
 
 /// Whether the arm's sequential test has decided with this.

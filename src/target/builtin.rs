@@ -3,19 +3,13 @@
 use std::{process::Stdio, time::Duration};
 
 use serde::Deserialize;
-use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
-    process::Command,
-};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
-use super::{Process, Server, Start, process};
+use super::{Process, Server, Start, process, program, supervised};
 use crate::{
     drive::Endpoint,
     error::{Error, Result},
 };
-
-/// How long the analysis of the captured graphs may take.
-const HAZARDS_WITHIN: Duration = Duration::from_mins(2);
 
 /// The line that `serve` prints when it listens.
 #[derive(Deserialize)]
@@ -24,13 +18,10 @@ struct Address {
 }
 
 pub(super) async fn start(start: &Start<'_>) -> Result<Server> {
-    let program = std::env::current_exe()
-        .map_err(|error| Error::usage(format!("cannot find the program that is running: {error}")))?;
-    let mut command = Command::new(&program);
-    // The supervisor ends the server when we are gone, also after a `kill -9`.
-    command.args(["supervise", "--"]).arg(&program).args(["serve", "--port", "0"]).args(start.args);
+    let mut command = supervised(&[program()?])?;
+    command.args(["serve", "--port", "0"]).args(start.args);
     command.envs(start.env).stdout(Stdio::piped());
-    let mut process = Process::spawn(command, start.log)?;
+    let mut process = Process::spawn(command, process::log(start.log)?)?;
     let stdout = process.child.stdout.take().ok_or_else(|| Error::usage("the server has no output"))?;
     let wait = start.target.ready.timeout.0;
     let base_url = tokio::time::timeout(wait, address(stdout)).await;
@@ -53,17 +44,6 @@ pub(super) async fn start(start: &Start<'_>) -> Result<Server> {
             Ok(Server { endpoint, process: Some(process) })
         }
     }
-}
-
-/// How many hazards the captured graphs of the engine have under `env`, by this very binary's `hazards`; `None` where
-/// it cannot tell.
-pub async fn hazards(env: &std::collections::BTreeMap<String, String>) -> Option<u64> {
-    let program = std::env::current_exe().ok()?;
-    let mut command = Command::new(program);
-    command.args(["hazards", "--json", "--quiet"]).envs(env).stdin(Stdio::null()).stderr(Stdio::null());
-    let output = tokio::time::timeout(HAZARDS_WITHIN, command.kill_on_drop(true).output()).await.ok()?.ok()?;
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
-    report["hazards"].as_u64()
 }
 
 /// Reads lines until one is an address; what follows is read to the end and dropped, so that the server never blocks.

@@ -7,9 +7,10 @@ use tokio::{
     process::Command,
 };
 
-use super::{Process, Server, Start, api_key, base_url, process};
+use super::{Exporter, Process, Server, Start, api_key, base_url, process, supervised};
 use crate::{
     drive::{Endpoint, Secret},
+    env,
     error::{Error, Result},
 };
 
@@ -22,7 +23,13 @@ const PROBE: Duration = Duration::from_secs(5);
 pub(super) async fn start(start: &Start<'_>) -> Result<Server> {
     let address = address(start).await?;
     let words = Words { port: address.port, model: start.target.model.as_deref(), arm: start.arm };
-    let mut process = Process::spawn(words.command(start)?, start.log)?;
+    let mut command = words.command(start)?;
+    if let Some(captures) = start.captures {
+        let known = start.env.get("PYTHONPATH").map(|path| words.fill(path)).transpose()?;
+        let path = known.or_else(|| env::var("PYTHONPATH"));
+        command.envs(Exporter::install(captures).await?.environment(path.as_deref()));
+    }
+    let mut process = Process::spawn(command, process::log(start.log)?)?;
     let endpoint = Endpoint { base_url: address.url, api_key: api_key(start.target)? };
     let limit = start.target.ready.timeout;
     let ready = tokio::time::timeout(limit.0, await_ready(start, &endpoint, &mut process)).await;
@@ -92,18 +99,12 @@ impl Words<'_> {
 
     /// The arm's command under our supervisor, which ends the group when we are gone.
     fn command(&self, start: &Start<'_>) -> Result<Command> {
-        let program = std::env::current_exe()
-            .map_err(|error| Error::usage(format!("cannot find the program that is running: {error}")))?;
-        let mut command = Command::new(program);
-        command.arg("supervise").arg("--");
-        for word in start.command.iter().chain(start.args) {
-            command.arg(self.fill(word)?);
-        }
+        let words = start.command.iter().chain(start.args).map(|word| self.fill(word)).collect::<Result<Vec<_>>>()?;
+        let mut command = supervised(&words)?;
         for (name, value) in start.env {
             command.env(name, self.fill(value)?);
         }
-        let log = std::fs::File::options().create(true).append(true).open(start.log);
-        command.stdout(log.map_err(|error| Error::usage(format!("cannot write {}: {error}", start.log.display())))?);
+        command.stdout(process::log(start.log)?);
         Ok(command)
     }
 }

@@ -4,14 +4,20 @@
 
 mod builtin;
 mod command;
+pub mod hazards;
 mod process;
 pub mod supervise;
 mod url;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
 
-pub use builtin::hazards;
+pub use hazards::{Exporter, Hazards};
 pub use process::Process;
+use tokio::process::Command;
 
 use crate::{
     drive::{Client, Endpoint, Secret},
@@ -37,6 +43,8 @@ pub struct Start<'a> {
     pub base_url: Option<&'a str>,
     /// Where the server's output goes.
     pub log: &'a Path,
+    /// Where a command's captured graphs go, where they are wanted.
+    pub captures: Option<&'a Path>,
 }
 
 /// A server that answers.
@@ -65,6 +73,18 @@ impl Server {
             process.stop(grace).await;
         }
     }
+}
+
+/// The binary that is running.
+fn program() -> Result<PathBuf> {
+    std::env::current_exe().map_err(|error| Error::usage(format!("cannot find the program that is running: {error}")))
+}
+
+/// `words` as a command under our supervisor, which ends its group when we are gone, also after a `kill -9`.
+pub fn supervised<W: AsRef<OsStr>>(words: &[W]) -> Result<Command> {
+    let mut command = Command::new(program()?);
+    command.args(["supervise", "--"]).args(words);
+    Ok(command)
 }
 
 /// The address in `text`, without `/v1` and without a final slash.

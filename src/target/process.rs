@@ -30,11 +30,9 @@ pub struct Process {
 
 impl Process {
     /// Starts `command` with stdin piped: a server may end when its pipe closes, also when we are killed.
-    /// Its stderr goes to the file `log`, its stdout where `command` says.
-    pub fn spawn(mut command: Command, log: &Path) -> Result<Self> {
-        let file = File::options().create(true).append(true).open(log);
-        let file = file.map_err(|error| Error::usage(format!("cannot write {}: {error}", log.display())))?;
-        command.stdin(Stdio::piped()).stderr(file).process_group(0).kill_on_drop(true);
+    /// Its stdout goes where `command` says.
+    pub fn spawn(mut command: Command, stderr: impl Into<Stdio>) -> Result<Self> {
+        command.stdin(Stdio::piped()).stderr(stderr).process_group(0).kill_on_drop(true);
         let program = command.as_std().get_program().to_string_lossy().into_owned();
         let child = command.spawn().map_err(|error| Error::usage(format!("cannot start {program}: {error}")))?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
@@ -64,6 +62,12 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
     }
+}
+
+/// The file `log`, to write to behind what it holds.
+pub(super) fn log(log: &Path) -> Result<File> {
+    let file = File::options().create(true).append(true).open(log);
+    file.map_err(|error| Error::usage(format!("cannot write {}: {error}", log.display())))
 }
 
 /// The end of the file `log`, for an error's hint.

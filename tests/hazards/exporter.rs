@@ -19,6 +19,10 @@ fn program(name: &str) -> String {
 }
 
 fn launch(options: &[&str], command: &[&str]) -> (i32, Value, String) {
+    launch_with(&[], options, command)
+}
+
+fn launch_with(variables: &[(&str, &str)], options: &[&str], command: &[&str]) -> (i32, Value, String) {
     let path = format!("{}:{}", fake().display(), fake().join("site").display());
     let output: Output = Command::new(env!("CARGO_BIN_EXE_toolstorm"))
         .args(["--json", "hazards", "--launch"])
@@ -27,6 +31,7 @@ fn launch(options: &[&str], command: &[&str]) -> (i32, Value, String) {
         .args(command)
         .env("PYTHONPATH", path)
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .envs(variables.iter().copied())
         .output()
         .expect("the binary starts");
     let document = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
@@ -76,15 +81,119 @@ fn a_server_is_analysed_when_it_is_ready_and_ended() {
     let (code, report, stderr) = launch(&["--ready", &url, "--captures-dir", &kept], &command);
     assert_eq!((code, report["graphs"].as_array().map(Vec::len)), (1, Some(2)), "{stderr}");
     assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "the server still runs");
-    assert_eq!(fs::read_dir(&kept).unwrap().count(), 2);
+    let again = toolstorm(&["--json", "hazards", &kept]);
+    assert_eq!(again.status.code(), Some(1), "the folder is read as it was");
+    assert_eq!(serde_json::from_slice::<Value>(&again.stdout).unwrap(), report);
+    let (code, _, stderr) = launch(&["--captures-dir", &kept], &[&program("program.py"), "hold"]);
+    assert!(code == 2 && stderr.contains("is not empty"), "{stderr}");
+}
+
+fn toolstorm(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_toolstorm")).args(arguments).output().expect("the binary starts")
+}
+
+#[test]
+fn a_release_that_cannot_keep_graphs_is_read_during_the_capture() {
+    let [new, old] = ["new", "old"].map(|release| {
+        let (code, report, stderr) = launch_with(&[("FAKE_TORCH", release)], &[], &[&program("program.py"), "mistake"]);
+        assert_eq!(code, 1, "{stderr}");
+        report
+    });
+    assert_eq!(new["graphs"].as_array().map(Vec::len), Some(2));
+    assert_eq!(new["graphs"], old["graphs"]);
+}
+
+#[test]
+fn what_fails_in_the_exporter_never_reaches_the_program() {
+    for (how, message) in [("missing", "no bindings here"), ("breaks", "marks could not be taken")] {
+        let (code, _, stderr) = launch_with(&[("FAKE_DRIVER", how)], &[], &[&program("program.py"), "mistake"]);
+        assert_eq!(code, 2, "{how}: {stderr}");
+        assert!(stderr.contains("captured\n"), "{how}: the program did not come to its end: {stderr}");
+        assert!(stderr.contains("graphs that were not exported: 2") && stderr.contains(message), "{how}: {stderr}");
+    }
+}
+
+#[test]
+fn what_is_missing_makes_a_clean_report_incomplete() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    let kept = kept.display().to_string();
+    let (code, _, stderr) = launch(&["--captures-dir", &kept], &[&program("program.py"), "hold"]);
+    assert_eq!(code, 0, "{stderr}");
+    fs::write(format!("{kept}/0000000007-00001.failed"), "Traceback\nValueError: a graph too far\n").unwrap();
+    let run = toolstorm(&["--json", "hazards", &kept]);
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!((run.status.code(), &report["missing"]), (Some(3), &1.into()));
+    assert!(report["warnings"][0].as_str().unwrap().contains("ValueError: a graph too far"), "{report}");
+}
+
+#[test]
+fn processes_are_groups_with_pools_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    let (code, one, stderr) =
+        launch(&["--captures-dir", &kept.display().to_string()], &[&program("program.py"), "mistake"]);
+    assert_eq!(code, 1, "{stderr}");
+    let ranks = folder.path().join("ranks");
+    fs::create_dir(&ranks).unwrap();
+    for entry in fs::read_dir(&kept).unwrap().map(|entry| entry.unwrap().path()).filter(|p| p.is_file()) {
+        let name = entry.file_name().unwrap().to_str().unwrap();
+        let Some((_, number)) = name.split_once('-').filter(|_| name.ends_with(".json")) else { continue };
+        for rank in 1..3 {
+            fs::copy(&entry, ranks.join(format!("000000000{rank}-{number}"))).unwrap();
+        }
+    }
+    let run = toolstorm(&["--json", "hazards", &ranks.display().to_string()]);
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!(report["hazards"], one["hazards"].as_u64().unwrap() * 2, "nothing is found between processes");
+    let names: Vec<&str> = report["groups"].as_array().unwrap().iter().filter_map(|g| g["name"].as_str()).collect();
+    assert_eq!(names, ["process 1", "process 2"]);
+    let text = String::from_utf8(toolstorm(&["hazards", &ranks.display().to_string()]).stdout).unwrap();
+    assert!(text.lines().any(|line| line.split_whitespace().take(3).eq(["process", "2", "2"])), "{text}");
+}
+
+#[test]
+fn an_interrupted_launch_ends_what_it_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = folder.path().join("kept");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let path = format!("{}:{}", fake().display(), fake().join("site").display());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_toolstorm"))
+        .args(["hazards", "--launch", "--captures-dir"])
+        .arg(&kept)
+        .args(["--", "python3", &program("program.py"), "mistake", &port.to_string()])
+        .env("PYTHONPATH", path)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the binary starts");
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before the server answered");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id() as i32), nix::sys::signal::Signal::SIGINT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("analyses what was captured so far"), "{stderr}");
+    assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "the server still runs");
 }
 
 #[test]
 fn launches_that_fail_are_exit_code_two() {
-    for (how, message) in [("none", "captured no CUDA graph"), ("fail", "exit status: 3")] {
+    for (how, message) in [("none", "imported torch and captured no graph"), ("fail", "exit status: 3")] {
         let (code, _, stderr) = launch(&[], &[&program("program.py"), how]);
         assert_eq!(code, 2, "{stderr}");
         assert!(stderr.contains(message), "{stderr}");
+    }
+    for (command, message) in [
+        (["python3", "-c", "print(1)"], "never imported torch"),
+        (["python3", "-Ic", "print(1)"], "no Python process read the exporter"),
+        (["sh", "-c", "true"], "no Python process read the exporter"),
+    ] {
+        let run = toolstorm(&[&["hazards", "--launch", "--"][..], &command].concat());
+        let stderr = String::from_utf8_lossy(&run.stderr);
+        assert!(run.status.code() == Some(2) && stderr.contains(message), "{command:?}: {stderr}");
     }
 }
 

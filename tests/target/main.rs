@@ -105,6 +105,65 @@ fn our_own_server_behind_a_shell_is_a_server_like_any_other() {
 }
 
 #[test]
+fn the_graphs_of_a_foreign_server_are_analysed() {
+    let fake = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/hazards/fake").display().to_string();
+    let server = faulty_server();
+    let text = format!(
+        r#"
+        [target]
+        kind = "command"
+        command = ["python3", "{fake}/server.py", "{server}", "{{port}}"]
+        ready = {{ timeout = "60s" }}
+        [env]
+        PYTHONPATH = "{fake}:{fake}/site"
+        PYTHONDONTWRITEBYTECODE = "1"
+        [gate]
+        max_upper = 0.5
+        [[arm]]
+        name = "mistake"
+        hazards = true
+        env = {{ HOW = "mistake" }}
+        [[arm]]
+        name = "hold"
+        hazards = true
+        env = {{ HOW = "hold" }}
+        [[arm]]
+        name = "unasked"
+        env = {{ HOW = "mistake" }}
+        [[arm]]
+        name = "no-graphs"
+        hazards = true
+        env = {{ HOW = "none" }}
+        "#
+    );
+    let (folder, path) = matrix(&text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap(), "--json"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let summary: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let hazards: Vec<&Value> = summary["arms"].as_array().unwrap().iter().map(|arm| &arm["hazards"]).collect();
+    assert_eq!(hazards[1..], [&0.into(), &Value::Null, &Value::Null], "{stderr}");
+    let [mistake, hold, unasked, no_graphs] = [0, 1, 2, 3].map(|arm| &summary["arms"][arm]);
+    assert!(mistake["hazard_tensors"][0].as_str().unwrap().contains("program.py"), "{mistake}");
+    assert_eq!((&hold["hazards_failure"], &unasked["hazards_failure"]), (&Value::Null, &Value::Null));
+    assert!(no_graphs["hazards_failure"].as_str().unwrap().contains("captured no graph"), "{no_graphs}");
+    assert!(stderr.contains("hazards not analysed"), "{stderr}");
+    let kept = Path::new(summary["result_dir"].as_str().unwrap()).join("captures-mistake");
+    let again = Command::new(TOOLSTORM).args(["--json", "hazards"]).arg(kept).output().unwrap();
+    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(&again["hazards"], hazards[0], "the captures stay with the result");
+    assert!(hazards[0].as_u64() > Some(0), "{stderr}");
+}
+
+#[test]
+fn hazards_of_a_server_that_someone_else_runs_are_refused() {
+    let text = "[target]\nkind = \"url\"\nbase_url = \"http://127.0.0.1:9\"\n[[arm]]\nname = \"a\"\nhazards = true\n";
+    let (folder, path) = matrix(text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap()]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && stderr.contains("hazards = true"), "{stderr}");
+}
+
+#[test]
 fn a_killed_harness_leaves_no_server_behind() {
     let text = r#"
         [target]

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::hazard::{
-    Capture, Frame, Graph, Hazard, Lifetime, Report, Site,
+    Capture, Frame, Graph, Group, Hazard, Lifetime, Report, Site,
+    bite::Bite,
     cause::{Cause, missing_edge},
     fix::Fix,
 };
@@ -15,15 +16,29 @@ pub const SCHEMA: &str = "toolstorm-hazards/1";
 #[derive(Debug, Serialize)]
 pub struct Document {
     schema: &'static str,
+    groups: Vec<GroupForm>,
     graphs: Vec<GraphForm>,
+    missing: u64,
+    warnings: Vec<String>,
     replay: Vec<ClobberForm>,
     tensors: Vec<String>,
     hazards: u64,
 }
 
+/// An arm of a matrix or a process of a program.
+#[derive(Debug, Serialize)]
+struct GroupForm {
+    name: String,
+    graphs: usize,
+    hazards: u64,
+    tensors: Vec<String>,
+    bites: Option<&'static str>,
+}
+
 #[derive(Debug, Serialize)]
 struct GraphForm {
     name: String,
+    group: Option<String>,
     nodes: usize,
     edges: usize,
     lifetimes: usize,
@@ -115,9 +130,12 @@ struct ClobberForm {
 
 /// The report as a document to serialise.
 pub fn document(report: &Report) -> Document {
-    let name = |graph: usize| report.graphs.get(graph).map_or_else(String::new, |g| g.capture.name.clone());
+    let name = |graph: usize| report.graphs.get(graph).map_or_else(String::new, Graph::full_name);
     Document {
         schema: SCHEMA,
+        groups: report.groups().iter().map(group).collect(),
+        missing: report.missing,
+        warnings: report.warnings.clone(),
         graphs: report.graphs.iter().map(graph).collect(),
         replay: report
             .clobbers
@@ -130,8 +148,22 @@ pub fn document(report: &Report) -> Document {
                 why: c.why.clone(),
             })
             .collect(),
-        tensors: report.tensors().into_iter().map(str::to_owned).collect(),
+        tensors: owned(report.tensors()),
         hazards: report.hazards(),
+    }
+}
+
+fn owned(names: Vec<&str>) -> Vec<String> {
+    names.into_iter().map(str::to_owned).collect()
+}
+
+fn group(group: &Group) -> GroupForm {
+    GroupForm {
+        name: group.name.to_owned(),
+        graphs: group.graphs.len(),
+        hazards: group.hazards(),
+        tensors: owned(group.tensors()),
+        bites: group.bite().map(Bite::label),
     }
 }
 
@@ -145,6 +177,7 @@ fn graph(graph: &Graph) -> GraphForm {
     }
     GraphForm {
         name: capture.name.clone(),
+        group: (!capture.group.is_empty()).then(|| capture.group.clone()),
         nodes: capture.nodes.len(),
         edges: capture.edges.len(),
         lifetimes: capture.lifetimes.len(),

@@ -1,9 +1,11 @@
 //! The report for a terminal: mistakes once, with their fixes; then what each graph is exposed to.
 
-use std::fmt::Write;
+use std::{collections::BTreeSet, fmt::Write};
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use crate::hazard::{
-    Graph, Hazard, Lifetime, Report,
+    Graph, Group, Hazard, Lifetime, Report,
     bite::Bite,
     cause::{Cause, operation, place},
     fix::Fix,
@@ -12,14 +14,24 @@ use crate::hazard::{
 /// Hazards listed for each cause and graph unless everything is asked for.
 const LISTED: usize = 2;
 
-/// Renders the report; `all` lists every hazard instead of the first few of each cause.
+/// Renders the report; `all` lists every hazard instead of the first few of each cause, and every graph of every group.
 pub fn render(report: &Report, all: bool) -> String {
     let mut text = String::new();
     for (graph, cause) in distinct(report) {
         detail(&mut text, report, graph, cause, all);
     }
-    for graph in &report.graphs {
-        summary(&mut text, graph);
+    let groups = report.groups();
+    if all || groups.is_empty() {
+        for graph in &report.graphs {
+            summary(&mut text, graph);
+        }
+    }
+    let warnings: BTreeSet<&String> = report.graphs.iter().flat_map(|g| &g.capture.warnings).collect();
+    for warning in warnings.into_iter().chain(&report.warnings) {
+        line(&mut text, &format!("warning: {warning}"));
+    }
+    if !groups.is_empty() {
+        line(&mut text, &table(&groups));
     }
     for clobber in &report.clobbers {
         line(&mut text, &format!("between graphs: {}", clobber.why));
@@ -70,7 +82,7 @@ fn detail(text: &mut String, report: &Report, graph: &Graph, cause: &Cause, all:
             &format!(
                 "  … and {} of `{}` (--all lists them)",
                 count(cause.hazards.len() - shown, "more hazard"),
-                graph.capture.name
+                graph.full_name()
             ),
         );
     }
@@ -78,6 +90,7 @@ fn detail(text: &mut String, report: &Report, graph: &Graph, cause: &Cause, all:
         let elsewhere: Vec<String> = report
             .graphs
             .iter()
+            .filter(|g| g.capture.group == graph.capture.group)
             .filter_map(|g| g.causes.iter().find(|c| same(c, cause)).map(|c| exposure(g, c)))
             .collect();
         line(text, &format!("  in {}", elsewhere.join("; ")));
@@ -92,13 +105,11 @@ fn detail(text: &mut String, report: &Report, graph: &Graph, cause: &Cause, all:
 fn exposure(graph: &Graph, cause: &Cause) -> String {
     let hazards = || cause.hazards.iter().map(|&i| &graph.analysis.hazards[i]);
     let stake = hazards().map(|h| h.shared).max().unwrap_or(0);
-    let bite: Option<Bite> = graph.schedule.as_ref().and_then(|s| hazards().map(|h| s.estimate(h).bite).min());
-    let bite = bite.map_or_else(String::new, |b| format!(", bite {}", b.label()));
+    let bite = graph.bite(hazards()).map_or_else(String::new, |b| format!(", bite {}", b.label()));
     format!("{}: {}, {stake} B at stake{bite}", graph.capture.name, count(cause.hazards.len(), "hazard"))
 }
 
 fn hazard(text: &mut String, graph: &Graph, hazard: &Hazard) {
-    let capture = &graph.capture;
     let likely = hazard.likely.map_or_else(String::new, |k| format!(", likely {}", k.label()));
     let slack = graph
         .schedule
@@ -111,7 +122,7 @@ fn hazard(text: &mut String, graph: &Graph, hazard: &Hazard) {
             "  {} ({}{likely}) in {}: {} then {}{slack}",
             hazard.kind.label(),
             hazard.likelihood.label(),
-            capture.name,
+            graph.full_name(),
             whereabouts(graph, hazard.first),
             whereabouts(graph, hazard.second),
         ),
@@ -166,12 +177,12 @@ fn summary(text: &mut String, graph: &Graph) {
     let Graph { capture, analysis, .. } = graph;
     let mut row = format!(
         "{}: {}, {}, {}, {}, {}",
-        capture.name,
+        graph.full_name(),
         count(capture.nodes.len(), "node"),
         count(capture.edges.len(), "edge"),
         count(capture.lifetimes.len(), "lifetime"),
         count(analysis.order.chains() as usize, "chain"),
-        count(analysis.hazards.len() + analysis.omitted as usize, "hazard"),
+        count(graph.hazards() as usize, "hazard"),
     );
     if analysis.omitted > 0 {
         let _ = write!(row, " ({} of them not listed)", analysis.omitted);
@@ -180,9 +191,23 @@ fn summary(text: &mut String, graph: &Graph) {
         let _ = write!(row, ", {} in known benign bytes", count(analysis.benign as usize, "conflict"));
     }
     line(text, &row);
-    for warning in &capture.warnings {
-        line(text, &format!("  warning: {warning}"));
+}
+
+/// One row an arm or a process.
+fn table(groups: &[Group]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["", "graphs", "hazards", "bite", "tensors"]).force_no_tty();
+    for group in groups {
+        let right = |n: u64| Cell::new(n).set_alignment(CellAlignment::Right);
+        table.add_row([
+            Cell::new(group.name),
+            right(group.graphs.len() as u64),
+            right(group.hazards()),
+            Cell::new(group.bite().map_or("–", Bite::label)),
+            Cell::new(group.tensors().join(", ")),
+        ]);
     }
+    table.trim_fmt()
 }
 
 fn count(n: usize, noun: &str) -> String {

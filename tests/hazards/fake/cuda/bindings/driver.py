@@ -1,10 +1,18 @@
-"""The driver's calls over the fake graphs; parameters lie in real memory, as the driver's do."""
+"""The driver's calls over the fake graphs; parameters lie in real memory, as the driver's do.
+
+With FAKE_DRIVER=missing there are no bindings; with FAKE_DRIVER=breaks they fail in the middle of a capture.
+"""
 
 import ctypes
+import os
 
 from torch.cuda import graphs
 
+if os.environ.get("FAKE_DRIVER") == "missing":
+    raise ImportError("no bindings here")
+
 _nodes, _memory = {}, []
+_calls = 0
 
 
 def CUgraph(handle):  # noqa: N802
@@ -24,6 +32,10 @@ def cuStreamGetCaptureInfo(stream):
 
 
 def cuGraphGetNodes(graph, count):
+    global _calls
+    _calls += 1
+    if os.environ.get("FAKE_DRIVER") == "breaks" and graphs.capturing() and _calls > 5:
+        return (700, [], 0)
     handles = _handles(graphs.GRAPHS[graph])
     return (0, handles[:count], len(handles))
 

@@ -1,4 +1,9 @@
-"""Captured graphs: nodes with the addresses they were given, and edges by streams and waits."""
+"""Captured graphs: nodes with the addresses they were given, and edges by streams and waits.
+
+With FAKE_TORCH=old it is a release that cannot keep a graph.
+"""
+
+import os
 
 GRAPHS = {}
 _capturing = None
@@ -61,7 +66,22 @@ class _CUDAGraph:
         return self.raw.handle
 
 
-class CUDAGraph(_CUDAGraph):
+class _OldCUDAGraph:
+    def __init__(self):
+        self.instantiated = False
+
+    def capture_begin(self, pool=None):
+        global _capturing
+        _capturing = RawGraph()
+
+    def capture_end(self):
+        global _capturing
+        GRAPHS.pop(_capturing.handle)
+        _capturing = None
+        self.instantiated = True
+
+
+class CUDAGraph(_OldCUDAGraph if os.environ.get("FAKE_TORCH") == "old" else _CUDAGraph):
     """The class that programs use."""
 
 
