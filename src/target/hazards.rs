@@ -39,7 +39,7 @@ pub async fn of_engine(env: &BTreeMap<String, String>) -> Result<Hazards> {
 /// The hazards of the graphs that a program exported to `folder`.
 pub async fn of_captures(folder: &Path) -> Result<Hazards> {
     let mut command = analysis()?;
-    command.arg("--").arg(folder);
+    command.arg("--capture").arg(folder);
     report(command).await
 }
 
@@ -64,7 +64,8 @@ async fn output(mut command: Command) -> Result<Vec<u8>> {
     let failed = output.status.code().is_none_or(|code| code >= i32::from(crate::exit::USAGE));
     if failed && output.stdout.is_empty() {
         let words = String::from_utf8_lossy(&output.stderr);
-        return Err(Error::usage(words.trim().trim_start_matches("error: ").replace('\n', "; ")));
+        let lines: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        return Err(Error::usage(lines.join("; ").trim_start_matches("error: ")));
     }
     Ok(output.stdout)
 }

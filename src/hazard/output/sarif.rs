@@ -1,5 +1,7 @@
 //! SARIF 2.1.0 for code-review tools: one result per cause and graph, at the line that dropped the tensor.
 
+use std::fmt::Write;
+
 use serde_json::{Value, json};
 
 use crate::hazard::{Graph, Kind, Likelihood, Report, Site, cause::Cause};
@@ -51,7 +53,7 @@ fn result(graph: &Graph, cause: &Cause) -> Value {
     let cure = if fixes.is_empty() { String::new() } else { format!(" To fix it, {}.", fixes.join(", or ")) };
     let names = [hazard.first, hazard.second].map(|n| {
         let node = &graph.capture.nodes[n as usize];
-        json!({ "name": node.kernel, "fullyQualifiedName": format!("{}/{n}/{}", graph.capture.name, node.kernel), "kind": "function" })
+        json!({ "name": node.kernel, "fullyQualifiedName": format!("{}/{n}/{}", graph.full_name(), node.kernel), "kind": "function" })
     });
     let dropped = first.freed.as_ref().unwrap_or(&first.allocated);
     let mut location = physical(dropped).unwrap_or_else(|| json!({}));
@@ -67,21 +69,49 @@ fn result(graph: &Graph, cause: &Cause) -> Value {
         Some(place)
     })
     .collect();
+    let kernels = [hazard.first, hazard.second].map(|n| graph.capture.nodes[n as usize].kernel.as_str());
+    let title = graph.full_name();
+    let fingerprint = [&[title.as_str(), cause.tensor.as_str()][..], &kernels].concat();
     json!({
         "ruleId": hazard.kind.label(),
         "level": if hazard.likelihood <= Likelihood::Likely { "error" } else { "warning" },
         "message": { "text": format!("{}.{cure}", cause.why) },
         "locations": [location],
         "relatedLocations": related,
-        "partialFingerprints": { "cause/v1": format!("{}/{}", graph.capture.name, cause.tensor) },
-        "properties": { "hazards": cause.hazards.len(), "graph": graph.capture.name, "likelihood": hazard.likelihood.label() },
+        "partialFingerprints": { "cause/v1": fingerprint.join("/") },
+        "properties": { "hazards": cause.hazards.len(), "graph": title, "likelihood": hazard.likelihood.label() },
     })
 }
 
 fn physical(site: &Site) -> Option<Value> {
-    let frame = site.frames.iter().find(|f| f.file.is_some())?;
+    let (file, line) = site.frames.iter().find_map(|f| Some((f.file.as_ref()?, f.line)))?;
     Some(json!({ "physicalLocation": {
-        "artifactLocation": { "uri": frame.file },
-        "region": { "startLine": frame.line.max(1) },
+        "artifactLocation": { "uri": uri(file) },
+        "region": { "startLine": line.max(1) },
     } }))
+}
+
+/// A path as a URI reference: an absolute one with its scheme, and whatever a URI cannot hold as percent and digits.
+fn uri(path: &str) -> String {
+    let mut uri = if path.starts_with('/') { "file://".to_owned() } else { String::new() };
+    for byte in path.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => uri.push(byte as char),
+            _ => {
+                let _ = write!(uri, "%{byte:02X}");
+            }
+        }
+    }
+    uri
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_uri_references() {
+        assert_eq!(uri("/srv/my model/a.py"), "file:///srv/my%20model/a.py");
+        assert_eq!(uri("ops/ä.py"), "ops/%C3%A4.py");
+    }
 }
