@@ -118,7 +118,16 @@ impl Tally {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.sessions.entry(*session).or_default().end = Some(*end);
             }
-            RunEvent::LaunchEnded { launch, complete, server, hazards, hazard_tensors, hazards_failure, races, wall_ms } => {
+            RunEvent::LaunchEnded {
+                launch,
+                complete,
+                server,
+                hazards,
+                hazard_tensors,
+                hazards_failure,
+                races,
+                wall_ms,
+            } => {
                 let launch = self.launches.entry(*launch).or_default();
                 launch.complete = *complete;
                 launch.server.clone_from(server);

@@ -17,9 +17,9 @@ const RIGHT: f64 = 64.0;
 const TOP: f64 = 24.0;
 /// Characters of an operation's name; of the two in question more.
 const NAME: usize = 15;
-const FULL_NAME: usize = 40;
+const FULL_NAME: usize = 20;
 /// Mean advance of a character of a bar's text, to keep the text inside.
-const CHARACTER: f64 = 5.6;
+const CHARACTER: f64 = 6.6;
 
 /// Draws one hazard as SVG.
 pub fn draw(graph: &Graph, hazard: &Hazard) -> String {
@@ -171,16 +171,18 @@ impl<'a> Drawing<'a> {
     fn missing_edge(&self, svg: &mut String) {
         let (a, b) = (self.hazard.first, self.hazard.second);
         let (x, y) = (self.x(b), self.y(b) + 10.0);
+        let (middle_x, middle_y) = (f64::midpoint(self.x(a) + BOX, x), f64::midpoint(self.y(a) + 10.0, y));
+        // Beside a steep edge, above a flat one.
+        let (text_x, text_y) =
+            if x - self.x(a) < 3.0 * COLUMN { (x + BOX + 24.0, middle_y) } else { (middle_x, middle_y - 6.0) };
         let _ = write!(
             svg,
-            "<g class=\"missing\"><title>missing edge</title><path d=\"{}\"/><polygon points=\"{x:.0},{y:.0} {:.0},{:.0} {:.0},{:.0}\"/><text x=\"{:.0}\" y=\"{:.0}\">missing edge</text></g>",
+            "<g class=\"missing\"><title>missing edge</title><path d=\"{}\"/><polygon points=\"{x:.0},{y:.0} {:.0},{:.0} {:.0},{:.0}\"/><text x=\"{text_x:.0}\" y=\"{text_y:.0}\">missing edge</text></g>",
             self.curve(a, b),
             x - 9.0,
             y - 5.0,
             x - 9.0,
             y + 5.0,
-            f64::midpoint(self.x(a) + BOX, x),
-            f64::midpoint(self.y(a) + 10.0, y) - 6.0,
         );
     }
 
