@@ -21,6 +21,8 @@ pub enum Axis {
     RequestIndex,
     /// Output tokens, as the next power of two.
     OutputLength,
+    /// Bytes of the request, as the next power of two.
+    PromptLength,
     /// Requests in flight, as the next power of two.
     Concurrency,
     /// First request of a session (its prompt is new) or a later one (its history is resent).
@@ -29,8 +31,8 @@ pub enum Axis {
 
 impl Axis {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 5] =
-        [Self::Round, Self::RequestIndex, Self::OutputLength, Self::Concurrency, Self::CachePhase];
+    pub const ALL: [Self; 6] =
+        [Self::Round, Self::RequestIndex, Self::OutputLength, Self::PromptLength, Self::Concurrency, Self::CachePhase];
 
     /// The heading of its table.
     pub fn title(self) -> &'static str {
@@ -38,6 +40,7 @@ impl Axis {
             Self::Round => "round",
             Self::RequestIndex => "request since launch",
             Self::OutputLength => "output tokens",
+            Self::PromptLength => "prompt bytes",
             Self::Concurrency => "requests in flight",
             Self::CachePhase => "cache phase",
         }
@@ -60,6 +63,8 @@ impl Axis {
             Self::Round => u64::from(call.round),
             Self::RequestIndex => bin(order.index(call)? + 1),
             Self::OutputLength => bin(call.output_tokens?),
+            // A request always has a body; records without the field are older than it.
+            Self::PromptLength => bin(Some(call.prompt_bytes).filter(|bytes| *bytes > 0)?),
             Self::Concurrency => bin(u64::from(call.in_flight_at)),
             Self::CachePhase => u64::from(call.round > 0),
         })

@@ -55,6 +55,9 @@ pub struct CallRecord {
     pub output_tokens: Option<u64>,
     /// Requests of this launch that were in flight when this one was sent, itself included.
     pub in_flight_at: u32,
+    /// Bytes of the request's body: what the prompt's length is where a server reports no usage.
+    #[serde(default)]
+    pub prompt_bytes: u64,
     /// Time to the first output token.
     pub ttft_ms: Option<f64>,
     /// Time from sending to the last byte.

@@ -362,6 +362,7 @@ fn answer(exchange: &Exchange, launch: u32, arm: &str, seed: u64, model: &str, c
             finish_reason: judgement.finish_reason.clone(),
             output_tokens: judgement.completion_tokens,
             in_flight_at: exchange.in_flight,
+            prompt_bytes: turn.body.len() as u64,
             ttft_ms: timing.ttft_ms(),
             e2el_ms: Some(timing.e2el_ms()),
             started_at: timestamp(clock, reply.sent),

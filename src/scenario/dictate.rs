@@ -116,6 +116,7 @@ fn draw(rng: &mut impl Rng, wish: &Wish<'_>, tool: &Tool, call: usize) -> Option
     let bare = Dictated::new(&tool.name, arguments.clone(), escaped).line.len();
     let mut text = match content {
         Content::Empty => String::new(),
+        Content::Runs => format!("{} {}", fill::longest_run(), fill::text(rng, content, target)),
         _ => fill::text(rng, content, target.saturating_sub(bare).max(1)),
     };
     loop {
@@ -183,6 +184,7 @@ mod tests {
         Content::Nested,
         Content::Numbers,
         Content::Empty,
+        Content::Runs,
     ];
 
     #[test]

@@ -3,7 +3,7 @@
 use rand::{Rng, RngExt};
 use serde_json::{Number, Value, json};
 
-use super::Content;
+use super::{CONTEXT_BYTES, Content};
 
 const WORDS: &[&str] = &[
     "the",
@@ -117,6 +117,9 @@ const WHOLE: &[i64] = &[
 
 const REAL: &[f64] = &[0.1, -0.5, 1e-7, 5e-324, 1.797_693_134_862_315_7e308, 123_456.789, 1e21, -2.5e-10];
 
+/// What runs are made of.
+const RUN: &str = "0";
+
 /// Prose of exactly `bytes` bytes.
 pub(super) fn prose(rng: &mut impl Rng, bytes: usize) -> String {
     let mut text = String::with_capacity(bytes + 16);
@@ -126,6 +129,25 @@ pub(super) fn prose(rng: &mut impl Rng, bytes: usize) -> String {
     }
     text.truncate(bytes);
     text
+}
+
+/// Bytes of filler between two runs, the first run included.
+const RUN_PERIOD: usize = 2000;
+
+/// Prose of exactly `bytes` bytes in which a run of `run` bytes comes back every [`RUN_PERIOD`] bytes.
+pub(super) fn filler(rng: &mut impl Rng, bytes: usize, run: usize) -> String {
+    let mut text = prose(rng, bytes);
+    // Prose is ASCII: bytes are replaced one by one.
+    for begin in (0..bytes).step_by(RUN_PERIOD) {
+        let run = begin..(begin + run).min(bytes);
+        text.replace_range(run.clone(), &RUN.repeat(run.len()));
+    }
+    text
+}
+
+/// The longest run that a dictated text may hold: one byte more would repeat the context that decides the next byte.
+pub(super) fn longest_run() -> String {
+    RUN.repeat(CONTEXT_BYTES)
 }
 
 /// Text of the wanted kind, at least `bytes` bytes long and little more.
@@ -184,6 +206,15 @@ mod tests {
         }
         assert_eq!(prose(&mut Seed(1).rng(), 300), prose(&mut Seed(1).rng(), 300));
         assert_ne!(prose(&mut Seed(1).rng(), 300), prose(&mut Seed(2).rng(), 300));
+    }
+
+    #[test]
+    fn runs_come_back_and_change_no_length() {
+        let text = filler(&mut Seed(1).rng(), 4500, 100);
+        assert_eq!(text.len(), 4500);
+        assert_eq!(text.match_indices(&RUN.repeat(100)).map(|(at, _)| at).collect::<Vec<_>>(), [0, 2000, 4000]);
+        assert_eq!(filler(&mut Seed(1).rng(), 50, 100), RUN.repeat(50));
+        assert_eq!(filler(&mut Seed(1).rng(), 900, 0), prose(&mut Seed(1).rng(), 900));
     }
 
     #[test]

@@ -41,6 +41,10 @@ pub struct Scenario {
     pub context: Range,
     /// Bytes by which a prompt grows from round to round, the answer aside.
     pub growth: Range,
+    /// Of every 2000 bytes of context and growth, so many are one run of one byte: what separators, padding and zeroed
+    /// blobs are to an index, many equally good matches.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub run_bytes: u64,
     /// Growth ends when a prompt has this many bytes.
     pub max_context: u64,
     /// Tools offered to a session.
@@ -80,6 +84,7 @@ impl Default for Scenario {
             rounds: Range(3, 7),
             context: Range(1500, 9000),
             growth: Range(200, 1500),
+            run_bytes: 0,
             max_context: 14_000,
             tools: 4,
             calls: vec![1],
@@ -96,6 +101,12 @@ impl Default for Scenario {
             parity: Parity::Off,
         }
     }
+}
+
+/// Keys that are off are left out, so that the hash of a scenario stays what it was before there were any.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// What is asked of the model.
@@ -126,6 +137,8 @@ pub enum Content {
     Numbers,
     /// Empty strings, arrays and objects.
     Empty,
+    /// A run of one byte, as long as it can be without making the dictated text ambiguous; see `run_bytes`.
+    Runs,
 }
 
 /// The request's `tool_choice`.

@@ -79,11 +79,11 @@ impl Scenario {
             if let Some(before) = number.checked_sub(1) {
                 let calls = rounds[before as usize].calls.len().max(1) as u64;
                 let bytes = (turn / 2 / calls) as usize;
-                rounds[before as usize].results = (0..calls).map(|_| fill::prose(&mut rng, bytes)).collect();
+                rounds[before as usize].results = (0..calls).map(|_| self.filler(&mut rng, bytes)).collect();
             }
             size += turn + self.answer.1;
         }
-        let system = fill::prose(&mut rng, first.saturating_sub(tool_bytes) as usize);
+        let system = self.filler(&mut rng, first.saturating_sub(tool_bytes) as usize);
         Ok(Session {
             number,
             system: format!("You answer with tool calls. {system}"),
@@ -94,6 +94,10 @@ impl Scenario {
         })
     }
 
+    fn filler(&self, rng: &mut rand_pcg::Pcg64Mcg, bytes: usize) -> String {
+        fill::filler(rng, bytes, self.run_bytes as usize)
+    }
+
     fn round(
         &self,
         rng: &mut rand_pcg::Pcg64Mcg,
@@ -102,7 +106,7 @@ impl Scenario {
         number: u32,
         bytes: u64,
     ) -> Result<Round> {
-        let prose = fill::prose(rng, bytes as usize);
+        let prose = self.filler(rng, bytes as usize);
         let (user, calls) = match self.style {
             Style::Dictated => {
                 let wish = Wish {
@@ -151,6 +155,7 @@ impl Scenario {
         positive("calls", !self.calls.is_empty() && self.calls.iter().all(|n| (1..=4).contains(n)), "1 to 4 a round")?;
         positive("content", !self.content.is_empty(), "a list with at least one kind")?;
         positive("context", self.context.1 <= 10_000_000 && self.growth.1 <= 10_000_000, "at most 10 MB")?;
+        positive("run_bytes", self.run_bytes <= 2000, "at most 2000")?;
         positive("max_tokens", self.max_tokens >= 1, "at least 1")?;
         if self.parity != Parity::Off && self.style != Style::Dictated {
             return Err(Error::usage("`parity` compares dictated calls, and the style is `task`")
