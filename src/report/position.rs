@@ -52,6 +52,7 @@ impl Axis {
             Self::Round => "round",
             Self::RequestIndex => "request_index",
             Self::OutputLength => "output_tokens",
+            Self::PromptLength => "prompt_bytes",
             Self::Concurrency => "in_flight",
             Self::CachePhase => "cache_phase",
         }
