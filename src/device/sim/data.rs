@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     Kernels, Memory, Touch, View, Writes,
     journal::{Journal, Moment},
-    memory::{Overlay, Scratch},
+    memory::{Overlay, STAMP_BYTES, Scratch},
     plan::{Plan, Race},
     race::RaceHit,
     timing::Timing,
@@ -47,6 +47,8 @@ pub(crate) struct Data {
     scratch: Scratch,
     watch: Watch,
     journal: Journal,
+    /// For each [`STAMP_BYTES`] of memory, how many ranges that blocks under way may yet need the past of lie there.
+    needed: Vec<u32>,
 }
 
 /// Something that happens to memory. The order of fields is the order of events.
@@ -73,6 +75,7 @@ impl Data {
         self.list_events(machine.plan, machine.timing);
         self.overlay_of.clear();
         self.overlay_of.resize(machine.timing.blocks.len(), 0);
+        self.needed.resize(machine.memory.len().div_ceil(STAMP_BYTES) as usize, 0);
         let events = std::mem::take(&mut self.events);
         for event in &events {
             match (event.block, event.phase) {
@@ -130,7 +133,8 @@ impl Data {
     fn execute_whole(&mut self, machine: &mut Machine<'_>, event: &Event) {
         let blocks = &machine.timing.blocks[machine.timing.blocks_of(event.op)];
         let op = &machine.plan.ops[event.op as usize];
-        if self.watch.tracks(event.op) {
+        let tracks = self.watch.tracks(event.op);
+        if tracks && !self.watch.is_clean(machine.plan, event.op) {
             for (block, &end) in blocks.iter().zip(&machine.timing.end[machine.timing.blocks_of(event.op)]) {
                 let access = Access { op: event.op, row: block.index, at_ns: end };
                 let memory = &*machine.memory;
@@ -141,7 +145,7 @@ impl Data {
                 });
             }
         }
-        if machine.plan.in_place[event.op as usize] && !self.watch.tracks(event.op) {
+        if machine.plan.in_place[event.op as usize] && !tracks {
             let (view, mut out) = machine.memory.split(op, machine.weights);
             machine.kernels.compute(op, blocks, &view, &mut out);
             return;
@@ -189,6 +193,8 @@ impl Data {
         );
         if full {
             self.read_slice(machine, event);
+        } else {
+            overlay.noted().for_each(|range| stamped(&mut self.needed, range).for_each(|count| *count += 1));
         }
     }
 
@@ -216,6 +222,8 @@ impl Data {
                 std::array::from_fn(|slice| (slice_time(start, end, slice as u64), op, block));
             let (watch, memory, journal) = (&mut self.watch, &*machine.memory, &self.journal);
             let tracks = watch.tracks(op);
+            let noted = self.overlays[overlay as usize].noted();
+            noted.for_each(|range| stamped(&mut self.needed, range).for_each(|count| *count -= 1));
             let access = Access { op, row: blocks[0].index, at_ns: time };
             self.overlays[overlay as usize].settle(memory, journal, &slices, |from, bytes, position| match position {
                 _ if !tracks => {}
@@ -234,11 +242,11 @@ impl Data {
 
     fn write_back(&mut self, machine: &mut Machine<'_>, event: &Event, row: u32) {
         let access = Access { op: event.op, row, at_ns: event.time };
-        let (tracks, journals) = (self.watch.tracks(event.op), self.overlapping > 0 && !self.full);
+        let tracks = self.watch.tracks(event.op);
         let (watch, journal) = (&mut self.watch, &mut self.journal);
         for (range, bytes) in self.scratch.iter() {
             let old = machine.memory.bytes(range.clone());
-            if journals && (tracks || self.sliced[event.op as usize]) {
+            if stamped(&mut self.needed, range).any(|count| *count > 0) {
                 let moment = (event.time, event.op, event.block);
                 journal.record(moment, range.clone(), old, watch.tags(), watch.places(range));
             }
@@ -248,6 +256,11 @@ impl Data {
             machine.memory.write(range.start, bytes);
         }
     }
+}
+
+/// The counts of the parts of memory that `range` meets.
+fn stamped<'a>(counts: &'a mut [u32], range: &Range<u64>) -> impl Iterator<Item = &'a mut u32> + use<'a> {
+    counts[(range.start / STAMP_BYTES) as usize..range.end.div_ceil(STAMP_BYTES) as usize].iter_mut()
 }
 
 /// When slice `slice` of a block is due: the first at its start, the last at its end.

@@ -259,6 +259,11 @@ impl Overlay {
         }
     }
 
+    /// The ranges that may have been written since the block began.
+    pub(crate) fn noted(&self) -> impl Iterator<Item = &Range<u64>> {
+        self.noted.iter().map(|(range, _)| range)
+    }
+
     /// Holds what the slices saw of each noted range that was written since the block began. `visit` gets each noted range,
     /// or each slice of it, with its bytes and, if it was written since, the slice's place in the journal.
     pub(crate) fn settle(

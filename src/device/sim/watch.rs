@@ -162,6 +162,28 @@ impl Watch {
         self.pieces(range).next().is_some()
     }
 
+    /// True where every watched byte that `op` may read was last written by what host order gives it, as far as the
+    /// summaries tell: then no read of `op` finds anything.
+    pub(crate) fn is_clean(&self, plan: &Plan, op: u32) -> bool {
+        let rank = self.ranks[op as usize];
+        plan.ops[op as usize].reads.iter().all(|operand| {
+            self.pieces(&operand.region.span()).all(|(piece, at)| {
+                let places = at..at + (piece.end - piece.start) as usize;
+                let piece = Region::contiguous(piece.start, piece.end - piece.start);
+                let all_written = earlier_writes(plan, &self.disturbed, op).all(|(region, race)| {
+                    let (rank, mut written) = (self.ranks[race.first as usize], true);
+                    region.shared(&piece, |shared| {
+                        let first = at + (shared.start - piece.base) as usize;
+                        let places = first..first + (shared.end - shared.start) as usize;
+                        written &= summaries(places, &self.lowest).iter().all(|&lowest| lowest >= rank);
+                    });
+                    written
+                });
+                all_written && summaries(places, &self.highest).iter().all(|&highest| highest <= rank)
+            })
+        })
+    }
+
     /// The tags of all watched bytes.
     pub(crate) fn tags(&self) -> &Tags {
         &self.tags

@@ -6,7 +6,7 @@ use super::{
     super::{View, Writes},
     cache::window_slot,
     index::dot,
-    numeric::{Element, e4m3},
+    numeric::{Element, e4m3, vectorised},
     topk::entry_of,
 };
 use crate::device::{
@@ -68,7 +68,8 @@ pub(super) fn attention(
             let chosen = view.slice::<i32>(index_words(indices, row, k));
             let ranges = chosen.iter().filter_map(|&index| entry_of(entries, index, ENTRY));
             let copied = &mut output[GATHER_DIMS as usize..][..ORDERS * CODE as usize];
-            attend(&query, ranges.map(|range| view.bytes(range)), scale, copied);
+            let chosen: Vec<&[u8]> = ranges.map(|range| view.bytes(range)).collect();
+            vectorised(|| attend(&query, &chosen, scale, copied));
         }
         for (out, value) in out.slice::<u16>(op.writes[0].region.row(row)).iter_mut().zip(output) {
             *out = u16::put(value);
@@ -132,6 +133,7 @@ impl Query {
     }
 
     /// Unscaled scores of one entry for all heads.
+    #[inline(always)]
     fn scores(&self, entry: &Entry<'_>) -> [f32; HEADS] {
         if let (Some(packed), Some(key)) = (&self.packed, entry.pack())
             && let Some(scores) = self.packed_scores(packed, &key, entry.digits())
@@ -146,6 +148,7 @@ impl Query {
         std::array::from_fn(|head| dot(&self.dims[head], &dims))
     }
 
+    #[inline(always)]
     fn packed_scores(&self, packed: &[Ternary; HEADS], key: &Ternary, digits: [f32; 4]) -> Option<[f32; HEADS]> {
         let mut scores = [0.0; HEADS];
         for ((score, query), dims) in scores.iter_mut().zip(packed).zip(&self.dims) {
@@ -188,6 +191,7 @@ impl<'a> Entry<'a> {
     }
 
     /// The key's codes as bits, eight a step, unless some byte is neither ±1 nor 0.
+    #[inline(always)]
     fn pack(&self) -> Option<Ternary> {
         const LOW: u64 = 0x0101_0101_0101_0101;
         const ONE: u64 = 0x38;
@@ -206,8 +210,10 @@ impl<'a> Entry<'a> {
     }
 }
 
-fn attend<'a>(query: &Query, entries: impl Iterator<Item = &'a [u8]>, scale: f32, out: &mut [f32]) {
-    let entries: Vec<(Entry<'a>, [f32; HEADS])> = entries
+#[inline(always)]
+fn attend(query: &Query, entries: &[&[u8]], scale: f32, out: &mut [f32]) {
+    let entries: Vec<(Entry<'_>, [f32; HEADS])> = entries
+        .iter()
         .map(|bytes| {
             let entry = Entry::new(bytes);
             let scores = query.scores(&entry).map(|score| score * scale);
