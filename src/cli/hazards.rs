@@ -79,7 +79,7 @@ enum What {
     /// Print the Python module that writes capture files
     Exporter {
         /// Write it to this folder instead, with a sitecustomize that exports every graph of a program that never heard
-        /// of it to the folder in TOOLSTORM_CAPTURE_DIR
+        /// of it to the folder in `TOOLSTORM_CAPTURE_DIR`
         #[arg(long, value_name = "DIR")]
         into: Option<PathBuf>,
     },

@@ -45,7 +45,7 @@ pub fn render(plan: &Plan, tally: &Tally, summary: &Summary) -> Result<String> {
 
 fn row(arm: &ArmSummary) -> serde_json::Value {
     let interval = arm.session_corruption_rate_interval;
-    let interval = interval.map(|[low, high]| format!("{} to {}", percent(Some(low)), percent(Some(high))));
+    let interval = interval.map(|[low, high]| format!("{:.1}–{:.1} %", low * 100.0, high * 100.0));
     json!({
         "name": arm.name,
         "env": arm.env,

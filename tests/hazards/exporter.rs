@@ -138,7 +138,8 @@ fn processes_are_groups_with_pools_of_their_own() {
     fs::create_dir(&ranks).unwrap();
     for entry in fs::read_dir(&kept).unwrap().map(|entry| entry.unwrap().path()).filter(|p| p.is_file()) {
         let name = entry.file_name().unwrap().to_str().unwrap();
-        let Some((_, number)) = name.split_once('-').filter(|_| name.ends_with(".json")) else { continue };
+        let json = entry.extension().is_some_and(|extension| extension == "json");
+        let Some((_, number)) = name.split_once('-').filter(|_| json) else { continue };
         for rank in 1..3 {
             fs::copy(&entry, ranks.join(format!("000000000{rank}-{number}"))).unwrap();
         }

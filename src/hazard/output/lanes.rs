@@ -17,7 +17,7 @@ const RIGHT: f64 = 64.0;
 const TOP: f64 = 24.0;
 /// Characters of an operation's name; of the two in question more.
 const NAME: usize = 15;
-const FULL_NAME: usize = 20;
+const FULL_NAME: usize = 17;
 /// Mean advance of a character of a bar's text, to keep the text inside.
 const CHARACTER: f64 = 6.6;
 
