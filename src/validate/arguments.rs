@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::{
     assemble::Slot,
     json::{self, Document, Fault, Kind},
+    markup,
     text::Damage,
 };
 
@@ -72,7 +73,24 @@ impl<'a> Arguments<'a> {
         if self.blank || (self.document.is_ok() && self.rest.is_empty()) {
             return None;
         }
-        self.resent_fragment().or_else(|| self.resent_tail())
+        self.resent_fragment().or_else(|| self.resent_tail()).or_else(|| self.restarted())
+    }
+
+    /// Beginnings of one document, and then all of it.
+    fn restarted(&self) -> Option<String> {
+        const HEAD: usize = 4;
+        let (at, _) = self.text.char_indices().nth(HEAD)?;
+        let head = &self.text[..at];
+        let start = self.text.rfind(head).filter(|&start| start >= at)?;
+        let whole = &self.text[start..];
+        let mut begun = self.text[..start].match_indices(head).map(|(at, _)| at).chain([start]);
+        let mut from = begun.next()?;
+        let beginnings = begun.all(|to| {
+            let piece = &self.text[std::mem::replace(&mut from, to)..to];
+            whole.starts_with(piece) && piece.len() < whole.len()
+        });
+        let whole = beginnings && json::strict(whole).is_some_and(|value| value.is_object());
+        whole.then(|| format!("the text begins anew at byte {start}"))
     }
 
     /// A document followed by itself, or by its own tail.
@@ -188,8 +206,14 @@ impl<'a> Arguments<'a> {
 
     /// A proper prefix of an object.
     pub fn truncated(&self) -> Option<String> {
-        let fault = self.document.as_ref().err().filter(|fault| fault.kind == Kind::End && !self.blank)?;
-        Some(format!("the text ends at byte {} inside the object", fault.offset))
+        let fault = self.document.as_ref().err().filter(|_| !self.blank)?;
+        if fault.kind == Kind::End {
+            return Some(format!("the text ends at byte {} inside the object", fault.offset));
+        }
+        let (before, after) = self.text.split_at_checked(fault.offset)?;
+        let cut = json::document(before).is_err_and(|fault| fault.kind == Kind::End);
+        let markup = after.starts_with(['<', '[', '|', '｜']) && markup::find(after, &[]).is_some();
+        (cut && markup).then(|| format!("markup at byte {} inside the object: {:?}", fault.offset, clip(after)))
     }
 
     /// No JSON.

@@ -96,7 +96,8 @@ impl Run {
                 '?' | '@' | '$' | '%' | '&' => count >= 2 * repeats,
                 _ if first.is_ascii_alphabetic() => count >= 3 * repeats,
                 _ if first.is_alphabetic() => count >= repeats + 4,
-                _ => count >= 32 * repeats,
+                _ if first.is_ascii() || is_ruler(first) => count >= 32 * repeats,
+                _ => count >= 8 * repeats,
             };
         }
         if unit.chars().any(char::is_alphabetic) {
@@ -120,6 +121,11 @@ impl Run {
         let end = (start..=self.end).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(start);
         Finding { stretch: &text[start..end], detail: format!("{unit:?} repeats {count} times from byte {start}") }
     }
+}
+
+/// Characters of which people draw lines.
+fn is_ruler(character: char) -> bool {
+    matches!(character, '–' | '—' | '…' | '·' | '•' | '─'..='◿' | '＝' | '－' | '＊')
 }
 
 /// White space outside strings that goes on without end.

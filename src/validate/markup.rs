@@ -163,7 +163,7 @@ fn token(rest: &str) -> Option<Hit> {
         return None;
     }
     let speaks_of_calls =
-        ["tool_call", "toolcall", "function_call", "tool_sep", "python_tag", "action_", "_action", "plugin"]
+        ["tool_call", "toolcall", "tool_use", "function_call", "tool_sep", "python_", "action_", "_action", "plugin"]
             .iter()
             .any(|word| inner.contains(word));
     let control = inner.len() > 2 && inner.starts_with('|') && inner.ends_with('|');
@@ -211,13 +211,49 @@ fn normalise(text: &str) -> Cow<'_, str> {
     Cow::Owned(normal)
 }
 
-/// Whether the whole of `content` is a call written without any marker, of a tool called as `declared` says.
+/// Whether the whole of `content` is a call written without any marker of calls, of a tool called as `declared` says.
 pub fn is_bare_call(content: &str, declared: impl Fn(&str) -> bool) -> bool {
-    let text = unfence(content.trim());
+    let text = uncover(content.trim());
     if text.starts_with(['{', '[']) && json_calls(text, &declared) {
         return true;
     }
-    pythonic(text, &declared) || name_then_object(text, &declared)
+    pythonic(text, &declared) || name_then_object(text, &declared) || react(text, &declared)
+}
+
+/// The text without what only covers it: thoughts, tokens of the chat template, a pair of tags, a fence, `print(…)`.
+fn uncover(text: &str) -> &str {
+    let mut inner = text.rsplit_once("</think>").map_or(text, |(_, after)| after.trim());
+    loop {
+        let before = inner.len();
+        inner = unfence(untag(inner));
+        inner = inner.strip_prefix(">>>").unwrap_or(inner);
+        inner = inner.strip_prefix("print(").and_then(|rest| rest.strip_suffix(')')).unwrap_or(inner);
+        inner = inner.strip_prefix("default_api.").unwrap_or(inner).trim();
+        if inner.len() == before {
+            return inner;
+        }
+    }
+}
+
+/// The text without one tag or control token at its start, with the role behind it, and one at its end.
+fn untag(text: &str) -> &str {
+    let is_word = |tag: &str| {
+        let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'|' | b'-');
+        !tag.is_empty() && tag.len() <= 48 && tag.bytes().all(letter)
+    };
+    let is_control = |tag: &str| tag.len() > 2 && tag.starts_with('|') && tag.ends_with('|');
+    let opening = text.strip_prefix('<').and_then(|rest| rest.split_once('>')).filter(|(tag, _)| is_word(tag));
+    let closing = text.strip_suffix('>').and_then(|rest| rest.rsplit_once('<'));
+    let pair = |tag: &str| closing.is_some_and(|(_, end)| end.strip_prefix('/') == Some(tag));
+    match (opening, closing) {
+        (Some((tag, rest)), _) if is_control(tag) => {
+            let rest = rest.trim_start();
+            rest.strip_prefix("assistant\n").unwrap_or(rest)
+        }
+        (Some((tag, rest)), Some((before, _))) if pair(tag) => &rest[..before.len().saturating_sub(tag.len() + 2)],
+        (_, Some((before, tag))) if is_word(tag) && is_control(tag) => before.trim_end(),
+        _ => text,
+    }
 }
 
 fn unfence(text: &str) -> &str {
@@ -245,8 +281,13 @@ fn is_call(value: &Value, declared: &impl Fn(&str) -> bool) -> bool {
             if let Some(calls) = map.get("tool_calls") {
                 return is_call(calls, declared);
             }
-            if let Some(inner @ Value::Object(_)) = map.get("function") {
-                return is_call(inner, declared);
+            for key in ["function", "function_call"] {
+                if let Some(inner @ Value::Object(_)) = map.get(key) {
+                    return is_call(inner, declared);
+                }
+            }
+            if let (1, Some((name, Value::Object(_)))) = (map.len(), map.iter().next()) {
+                return declared(name);
             }
             let name = ["name", "function", "tool", "tool_name", "action", "recipient_name"]
                 .iter()
@@ -264,7 +305,22 @@ fn pythonic(text: &str, declared: &impl Fn(&str) -> bool) -> bool {
     let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text).trim();
     let Some((name, rest)) = inner.split_once('(') else { return false };
     let arguments = rest.strip_suffix(')');
-    declared(name.trim()) && arguments.is_some_and(|arguments| arguments.is_empty() || arguments.contains('='))
+    let literal =
+        |text: &str| text.starts_with(['"', '\'', '{', '[']) || text.starts_with(|c: char| c.is_ascii_digit());
+    let arguments = arguments.filter(|text| text.is_empty() || text.contains('=') || literal(text.trim()));
+    declared(name.trim()) && arguments.is_some()
+}
+
+/// `Action: name` with `Action Input: …` on the line behind it.
+fn react(text: &str, declared: &impl Fn(&str) -> bool) -> bool {
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty()).peekable();
+    while let Some(line) = lines.next() {
+        let named = line.strip_prefix("Action:").is_some_and(|name| declared(name.trim()));
+        if named && lines.peek().is_some_and(|next| next.starts_with("Action Input:")) {
+            return true;
+        }
+    }
+    false
 }
 
 /// `name\n{…}`, `functions.name:0{…}`.
@@ -346,6 +402,14 @@ mod tests {
             "[run_shell(cmd=\"ls\")]",
             "run_shell\n{\"cmd\": \"ls\"}",
             "functions.run_shell:0{\"cmd\": \"ls\"}",
+            "<|im_start|>assistant\n{\"name\": \"run_shell\", \"arguments\": {}}<|im_end|>",
+            "<think>\nso be it\n</think>\n<tools>\n{\"name\": \"run_shell\", \"arguments\": {}}\n</tools>",
+            "print(default_api.run_shell(cmd=\"ls\"))",
+            "run_shell(\"ls\")",
+            ">>>run_shell\n{\"cmd\": \"ls\"}",
+            "Thought: so.\nAction: run_shell\nAction Input: {\"cmd\": \"ls\"}",
+            r#"{"run_shell": {"cmd": "ls"}}"#,
+            r#"{"function_call": {"name": "run_shell", "arguments": "{}"}}"#,
         ] {
             assert!(is_bare_call(text, declared), "{text}");
         }
@@ -354,6 +418,14 @@ mod tests {
             r#"{"name": "other", "arguments": {}}"#,
             r#"{"name": "run_shell"}"#,
             "run_shell is useful",
+            "run_shell(command)",
+            "<p>run_shell is useful</p>",
+            "Action: run_shell it, please.\nAction Input: none",
+            "<run_shell></run_shell>",
+            r#"{"run_shell": "ls"}"#,
+            "<>",
+            "<|>",
+            "<a></a>",
             "",
         ] {
             assert!(!is_bare_call(text, declared), "{text}");

@@ -64,11 +64,16 @@ pub fn damage(name: &str, declared: &[&str]) -> Option<String> {
         return Some(format!("{illegal:?} cannot stand in a name"));
     }
     declared.iter().filter(|tool| !tool.is_empty()).find_map(|tool| {
-        if name.starts_with(tool) || name.ends_with(tool) {
+        if name.starts_with(tool) || name.ends_with(tool) || is_inside(tool, name) {
             return Some(format!("extra text beside the declared name `{tool}`"));
         }
         is_cut_inside_word(name, tool).then(|| format!("the declared name `{tool}` is cut in mid-word"))
     })
+}
+
+/// Whether `name` holds `tool` between separators that no tool's own name has: `functions.get_weather:0`.
+fn is_inside(tool: &str, name: &str) -> bool {
+    name.split(['.', ':', '/']).any(|part| part == tool)
 }
 
 /// Whether `name` is `tool` with its head or tail missing, a cut being inside a word.
@@ -117,6 +122,7 @@ mod tests {
         for name in [
             "functions.get_weather",
             "get_weather:0",
+            "functions.get_weather:0",
             "get_weather</arg",
             "get_wea",
             "eather",
