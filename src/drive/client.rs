@@ -12,7 +12,7 @@ use crate::{
     clock::Clock,
     error::{Error, Result},
     sse::{Decoder, Event},
-    validate::Ending,
+    validate::{Ending, assemble::BODY_LIMIT},
 };
 
 /// Where requests go.
@@ -133,6 +133,9 @@ impl Client {
                 Ok(Ok(Ok(Some(chunk)))) => chunk,
             };
             reply.body.extend_from_slice(&chunk);
+            if reply.body.len() > BODY_LIMIT {
+                return reply.fail(Ending::Reset, &format!("given up after {BODY_LIMIT} bytes"));
+            }
             if turn.stream {
                 let now = self.since(reply.sent);
                 decoder.feed(&chunk, |event| {

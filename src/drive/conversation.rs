@@ -167,6 +167,7 @@ impl Conversation {
             own_canary: Some(self.session.nonce.clone()),
             foreign_tools: self.session.foreign_tools.clone(),
             canaries: Some(Arc::clone(&self.common.canaries)),
+            extra_markup: self.scenario.markup.clone(),
             ..Expectation::default()
         }
     }

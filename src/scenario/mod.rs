@@ -71,6 +71,9 @@ pub struct Scenario {
     pub tool_choice: Choice,
     /// What becomes of a session after its first corruption.
     pub poisoned: Poisoned,
+    /// Markers of calls beside the judge's own table: where they stand in a text, a call has leaked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub markup: Vec<String>,
     /// In which other forms every dictated turn is asked again, to tell the parser from the engine.
     #[serde(skip_serializing_if = "Parity::is_off")]
     pub parity: Parity,
@@ -98,6 +101,7 @@ impl Default for Scenario {
             max_tokens: 1024,
             tool_choice: Choice::Auto,
             poisoned: Poisoned::Stop,
+            markup: Vec::new(),
             parity: Parity::Off,
         }
     }

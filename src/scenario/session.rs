@@ -157,6 +157,7 @@ impl Scenario {
         positive("context", self.context.1 <= 10_000_000 && self.growth.1 <= 10_000_000, "at most 10 MB")?;
         positive("run_bytes", self.run_bytes <= 2000, "at most 2000")?;
         positive("max_tokens", self.max_tokens >= 1, "at least 1")?;
+        positive("markup", !self.markup.iter().any(String::is_empty), "texts that are not empty")?;
         if self.parity != Parity::Off && self.style != Style::Dictated {
             return Err(Error::usage("`parity` compares dictated calls, and the style is `task`")
                 .hint("leave out `parity`, or set `style = \"dictated\"`"));

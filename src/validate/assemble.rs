@@ -11,6 +11,8 @@ use crate::sse::{Decoder, Event};
 
 /// Most text that is kept of one answer.
 pub const TEXT_LIMIT: usize = 64 << 20;
+/// Most bytes that are read of one body: what streams without end would fill any memory.
+pub const BODY_LIMIT: usize = 128 << 20;
 /// Most calls that are kept of one answer.
 pub const CALL_LIMIT: usize = 4096;
 /// Most bytes kept of a body that is no event stream although one was asked for.
@@ -103,6 +105,7 @@ pub struct Reader {
     unary: Vec<u8>,
     head: Option<Vec<u8>>,
     undecided: bool,
+    fed: usize,
 }
 
 impl Reader {
@@ -115,6 +118,7 @@ impl Reader {
             unary: Vec::new(),
             head: None,
             undecided: true,
+            fed: 0,
         }
     }
 
@@ -128,6 +132,15 @@ impl Reader {
             }
             return;
         }
+        // Cut at the exact byte, so that it does not depend on the chunking.
+        let left = BODY_LIMIT - self.fed;
+        let bytes = if bytes.len() > left {
+            self.builder.fail(Unusable::Frame(format!("the body is longer than {BODY_LIMIT} bytes")));
+            &bytes[..left]
+        } else {
+            bytes
+        };
+        self.fed += bytes.len();
         self.keep_head(bytes);
         let builder = &mut self.builder;
         self.decoder.feed(bytes, |event| builder.event(event));
@@ -151,7 +164,9 @@ impl Reader {
     /// Ends the body.
     pub fn finish(mut self) -> Answer {
         if !self.builder.answer.stream {
-            self.builder.document(&self.unary);
+            if self.builder.answer.unusable.is_none() {
+                self.builder.document(&self.unary);
+            }
             return self.builder.close();
         }
         let builder = &mut self.builder;

@@ -171,3 +171,19 @@ fn a_run_can_prove_its_harness_first() {
     assert!(lines(&result.join("journal.jsonl"))[1]["selfcheck"]["faulty"].as_u64().is_some_and(|faulty| faulty > 200));
     assert!(read(&result.join("summary.md")).contains("self-check before: 600 responses"));
 }
+
+#[test]
+fn a_scenario_adds_markers_of_its_own() {
+    let leaks = |markup: &str| {
+        let context = TestContext::new();
+        let text = include_str!("../../scenarios/agentic.toml");
+        context.write("marked.toml", &format!("{text}\nmarkup = [{markup}]\n"));
+        let server = Scripted::start(|_| Act::Text(|_| "§call§ store it".to_owned()));
+        let flags = ["--json", "--quiet", "--rounds", "1", "--sessions", "2", "--base-url", &server.url];
+        let ran = context.run(&[&["run", "marked.toml"], &flags[..]].concat());
+        if ran.code == 2 { Value::from(ran.stderr) } else { ran.json()["arms"][0]["classes"].clone() }
+    };
+    assert_eq!(leaks("\"§call§\""), serde_json::json!({"markup_leak": 2}));
+    assert_eq!(leaks(""), serde_json::json!({"call_lost": 2}));
+    assert!(leaks("\"\"").as_str().is_some_and(|error| error.contains("`markup` must be")));
+}
