@@ -179,7 +179,8 @@ fn a_scenario_adds_markers_of_its_own() {
         let text = include_str!("../../scenarios/agentic.toml");
         context.write("marked.toml", &format!("{text}\nmarkup = [{markup}]\n"));
         let server = Scripted::start(|_| Act::Text(|_| "§call§ store it".to_owned()));
-        let flags = ["--json", "--quiet", "--rounds", "1", "--sessions", "2", "--base-url", &server.url];
+        let flags =
+            ["--json", "--quiet", "--rounds", "1", "--sessions", "2", "--stream", "never", "--base-url", &server.url];
         let ran = context.run(&[&["run", "marked.toml"], &flags[..]].concat());
         if ran.code == 2 { Value::from(ran.stderr) } else { ran.json()["arms"][0]["classes"].clone() }
     };
