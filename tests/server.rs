@@ -306,12 +306,13 @@ async fn the_other_routes_answer() {
     let text = server.client.get(format!("{}/metrics", server.url)).send().await.unwrap().text().await.unwrap();
     assert!(text.contains("toolstorm_requests_total{finished_reason=\"stop\"} 1"), "{text}");
     assert!(server.get("/stats").await.1["generation_tokens"].as_u64().unwrap() > 20);
-    for path in ["/", "/v1", "/v1/chat/completions/x", "/lockstep"] {
+    for path in ["/", "/v1", "/v1/chat/completions/x", "/lockstep", "/races", "/races?session=0"] {
         let (status, body) = server.get(path).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
         assert!(body["error"]["message"].is_string(), "{path}");
     }
     assert_eq!(server.get("/v1/chat/completions").await.0, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(server.get("/races?round=1").await.0, StatusCode::BAD_REQUEST);
     server.stop().await.unwrap();
 }
 

@@ -16,9 +16,9 @@ use super::tokenizer::Token;
 use crate::device::sim::{RaceHit, RaceKind, Side};
 
 /// Hits that are kept a session.
-const HITS: usize = 64;
+const HITS: usize = 256;
 /// Sessions whose hits are kept.
-const SESSIONS: usize = 1024;
+const SESSIONS: usize = 512;
 /// Tokens of the answer that are kept with a hit, to find the place in the text.
 const CONTEXT: usize = 24;
 
@@ -228,7 +228,7 @@ fn words(hit: &RaceHit, step: u64) -> String {
         ),
     };
     format!(
-        "step {step}{layer}: {what}: {changed} wrong bytes in {:#x}..{:#x}, rows {}; at the first {} instead of {}, {:.1} µs into the \
+        "step {step}{layer}: {what}: {changed} wrong reads of bytes in {:#x}..{:#x}, rows {}; at the first {} instead of {}, {:.1} µs into the \
          step",
         bytes.start,
         bytes.end,
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(
             only["words"],
             "step 5, layer 2: topk_select on indexer read `logits` after ffn_up on main had written `ffn_up` over it: 9 wrong \
-             bytes in 0x100..0x180, rows 1-2, 9; at the first 01 02 instead of 00 80, 41.2 µs into the step"
+             reads of bytes in 0x100..0x180, rows 1-2, 9; at the first 01 02 instead of 00 80, 41.2 µs into the step"
         );
         let overview = log.overview();
         assert_eq!(overview["kinds"], json!({"topk_select/logits overwritten by ffn_up": 1}));
@@ -323,17 +323,17 @@ mod tests {
     #[test]
     fn old_hits_and_old_sessions_make_room_and_are_counted() {
         let mut log = RaceLog::default();
-        for step in 0..100 {
+        for step in 0..300 {
             log.record(races(step, &[0]), &[row(1)]);
         }
         let kept = log.of(1);
-        assert_eq!((kept["hits"].as_array().unwrap().len(), &kept["dropped"]), (HITS, &json!(100 - HITS)));
-        assert_eq!(kept["hits"][HITS - 1]["step"], 99);
+        assert_eq!((kept["hits"].as_array().unwrap().len(), &kept["dropped"]), (HITS, &json!(300 - HITS)));
+        assert_eq!(kept["hits"][HITS - 1]["step"], 299);
         for session in 2..=SESSIONS as u32 + 2 {
-            log.record(races(100 + u64::from(session), &[0]), &[row(session)]);
+            log.record(races(300 + u64::from(session), &[0]), &[row(session)]);
         }
         assert_eq!(log.sessions.len(), SESSIONS);
         assert_eq!((&log.of(1)["hits"], &log.overview()["forgotten_sessions"]), (&json!([]), &json!(2)));
-        assert_eq!(log.overview()["hits"], 100 + SESSIONS as u64 + 1);
+        assert_eq!(log.overview()["hits"], 300 + SESSIONS as u64 + 1);
     }
 }

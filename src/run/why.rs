@@ -9,6 +9,8 @@ use crate::{drive::Exchange, validate::Verdict};
 
 /// Hits that are told in full; all of them are in the file of the evidence.
 const TOLD: usize = 6;
+/// How the built-in engine begins a call; an answer that must be a call begins behind it.
+const OPENING: &str = "{\"name\": \"";
 /// Characters before the first wrong one that must agree with the answer at a hit's step.
 const AGREEING: usize = 4;
 
@@ -100,7 +102,7 @@ fn first_wrong(exchange: &Exchange) -> Option<(String, String)> {
     let dictated = exchange.turn.expectation.calls.as_ref()?;
     let calls = &exchange.judgement.calls;
     let place = calls.iter().position(|call| call.verdict == Verdict::Corrupted)?;
-    let line = |name: &str, arguments: &str| format!("{{\"name\": \"{name}\", \"arguments\": {arguments}}}");
+    let line = |name: &str, arguments: &str| format!("{OPENING}{name}\", \"arguments\": {arguments}}}");
     let wanted = dictated.get(place)?;
     let wanted = line(&wanted.name, wanted.text.as_ref()?);
     let came = line(&calls[place].name, &calls[place].arguments);
@@ -117,7 +119,9 @@ fn broke(hit: &Value, before: &str, wrong: &str) -> bool {
     // What is kept of the answer may begin inside a letter, and may reach back to before the call.
     let whole = after.trim_start_matches('\u{fffd}').chars().count().min(before.chars().count());
     let next = hit["next"].as_str().unwrap_or_default();
-    agreeing >= whole && agreeing >= AGREEING && (wrong.is_empty() || next == "\u{fffd}" || wrong.starts_with(next))
+    let first_call = hit["token"] == after.len() && before.strip_prefix(OPENING) == Some(after);
+    let same_place = first_call || agreeing >= whole && agreeing >= AGREEING;
+    same_place && (wrong.is_empty() || next == "\u{fffd}" || wrong.starts_with(next))
 }
 
 #[cfg(test)]
@@ -128,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_step_of_the_first_wrong_byte_is_found_by_what_was_answered_before() {
-        let hit = |after: &str, next: &str| json!({"after": after, "next": next});
+        let hit = |after: &str, next: &str| json!({"token": 60, "after": after, "next": next});
         let (before, wrong) = ("{\"city\": \"Köln\", \"ref\": \"0-", "7x\"}");
         assert!(broke(&hit("ln\", \"ref\": \"0-", "7"), before, wrong));
         assert!(broke(&hit("\u{fffd}ln\", \"ref\": \"0-", "7"), before, wrong), "cut inside a letter");
@@ -137,6 +141,9 @@ mod tests {
         assert!(!broke(&hit("ln\", \"ref\": \"1-", "7"), before, wrong), "another place");
         assert!(broke(&hit("n\", \"arguments\": {\"a\": \"", "b"), "{\"a\": \"", "bc"), "reaches back before the text");
         assert!(broke(&hit("\"ref\": \"0-", "\u{fffd}"), before, ""), "the answer ended");
+        let early = json!({"token": 2, "after": "ti", "next": "x"});
+        assert!(broke(&early, "{\"name\": \"ti", "xket"), "all that was answered by then");
+        assert!(!broke(&early, "{\"name\": \"tick", "x"), "later");
     }
 
     #[test]

@@ -56,7 +56,6 @@ fn corrupted(context: &TestContext) -> (PathBuf, Value, Value) {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "the engine computes for real: run it with --release")]
 fn a_corrupted_call_is_explained_and_comes_again_byte_for_byte() {
     let context = TestContext::new();
     let (folder, verdict, races) = corrupted(&context);
