@@ -59,7 +59,7 @@ pub(super) struct RaceLog {
 /// What makes two hits alike: the layers of a model and the steps of a run repeat it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
-    kind: RaceKind,
+    order: RaceKind,
     first: (&'static str, Cow<'static, str>),
     second: (&'static str, Cow<'static, str>),
 }
@@ -168,14 +168,14 @@ impl Reached {
 impl Kind {
     fn of(hit: &RaceHit) -> Self {
         let part = |side: &Side| (side.kernel, side.tensor.clone());
-        Self { kind: hit.kind, first: part(&hit.first), second: part(&hit.second) }
+        Self { order: hit.kind, first: part(&hit.first), second: part(&hit.second) }
     }
 }
 
 impl std::fmt::Display for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { kind, first: (first, first_tensor), second: (second, second_tensor) } = self;
-        match kind {
+        let Self { order, first: (first, first_tensor), second: (second, second_tensor) } = self;
+        match order {
             RaceKind::WriteAfterRead => write!(f, "{first}/{first_tensor} overwritten by {second}"),
             RaceKind::ReadAfterWrite => write!(f, "{second}/{second_tensor} read before {first} wrote it"),
             RaceKind::WriteAfterWrite => write!(f, "{second}/{second_tensor} overwritten late by {first}"),
@@ -296,15 +296,15 @@ mod tests {
         StepRaces { step, replay: Some("ts1-00".into()), replayed: false, hits: vec![hit(rows)] }
     }
 
-    fn row(session: u32) -> Option<Row<'static>> {
-        Some(Row { session, round: 1, answer: b"{\"ref\": \"0-", next: b'7' })
+    fn row(session: u32) -> Row<'static> {
+        Row { session, round: 1, answer: b"{\"ref\": \"0-", next: b'7' }
     }
 
     #[test]
     fn a_hit_reaches_the_sessions_of_its_rows() {
         let mut log = RaceLog::default();
         // Row 1 belongs to no session, and row 9 is padding.
-        log.record(races(5, &[1, 2, 9]), &[row(30), None, row(31)]);
+        log.record(races(5, &[1, 2, 9]), &[Some(row(30)), None, Some(row(31))]);
         assert_eq!(log.of(30)["hits"], json!([]));
         let kept = log.of(31);
         let [only] = kept["hits"].as_array().unwrap().as_slice() else { panic!("{kept}") };
@@ -324,13 +324,13 @@ mod tests {
     fn old_hits_and_old_sessions_make_room_and_are_counted() {
         let mut log = RaceLog::default();
         for step in 0..300 {
-            log.record(races(step, &[0]), &[row(1)]);
+            log.record(races(step, &[0]), &[Some(row(1))]);
         }
         let kept = log.of(1);
         assert_eq!((kept["hits"].as_array().unwrap().len(), &kept["dropped"]), (HITS, &json!(300 - HITS)));
         assert_eq!(kept["hits"][HITS - 1]["step"], 299);
         for session in 2..=SESSIONS as u32 + 2 {
-            log.record(races(300 + u64::from(session), &[0]), &[row(session)]);
+            log.record(races(300 + u64::from(session), &[0]), &[Some(row(session))]);
         }
         assert_eq!(log.sessions.len(), SESSIONS);
         assert_eq!((&log.of(1)["hits"], &log.overview()["forgotten_sessions"]), (&json!([]), &json!(2)));

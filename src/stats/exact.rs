@@ -94,7 +94,7 @@ pub(super) fn binomial(trials: u64, rate: f64) -> Vec<f64> {
 }
 
 /// The exact sign test of two dependent arms, two-sided: how likely so uneven a split of the discordant pairs is when
-/// either side is as likely. McNemar (1947), Psychometrika 12:153, in its exact form.
+/// either side is as likely. `McNemar` (1947), Psychometrika 12:153, in its exact form.
 pub fn sign(first: u64, second: u64) -> f64 {
     let tail: f64 = binomial(first + second, 0.5).iter().take(first.min(second) as usize + 1).sum();
     (2.0 * tail).min(1.0)

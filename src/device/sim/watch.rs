@@ -513,17 +513,13 @@ impl Log {
 fn reading_rows(op: &Op, mut blocks: Vec<u32>, bytes: &Range<u64>) -> Vec<u32> {
     let columns = matches!(op.kernel.grid(), Grid::Columns(_));
     let holds = |operand: &&Operand| operand.region.covers(&(bytes.start..bytes.start + 1));
-    match op.reads.iter().find(holds).filter(|_| columns) {
-        Some(Operand { region, .. }) => {
-            let row = |byte: u64| ((byte - region.base) / region.row_stride).min(region.rows - 1) as u32;
-            (row(bytes.start)..=row(bytes.end - 1)).collect()
-        }
-        None => {
-            blocks.sort_unstable();
-            blocks.dedup();
-            blocks
-        }
+    if let Some(Operand { region, .. }) = op.reads.iter().find(holds).filter(|_| columns) {
+        let row = |byte: u64| ((byte - region.base) / region.row_stride).min(region.rows - 1) as u32;
+        return (row(bytes.start)..=row(bytes.end - 1)).collect();
     }
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks
 }
 
 fn side(plan: &Plan, position: u32, reads: bool, place: u64) -> Side {
