@@ -70,7 +70,7 @@ pub fn overall(arms: Vec<Decision>, interrupted: bool) -> Ruling {
 pub fn decide(arm: &ArmSummary, gate: &Gate) -> Result<Decision> {
     let (outcome, reason) = match arm.expect {
         Expect::Report => (Outcome::Pass, format!("{}: reported, not judged", corrupted(arm))),
-        expect if arm.sequential.is_some() => sequential(arm, expect),
+        expect if arm.sequential.is_some() => sequential(arm, expect, gate),
         Expect::Corrupt => expect_corruption(arm, gate),
         Expect::Clean => expect_none(arm, gate),
     };
@@ -90,7 +90,7 @@ fn corrupted(arm: &ArmSummary) -> String {
 }
 
 /// The answer of an arm that a sequential test ended: an exact bound does not hold after looks, the test's answer does.
-fn sequential(arm: &ArmSummary, expect: Expect) -> (Outcome, String) {
+fn sequential(arm: &ArmSummary, expect: Expect, gate: &Gate) -> (Outcome, String) {
     let Some(test) = &arm.sequential else { return (Outcome::Inconclusive, corrupted(arm)) };
     let (low, high, at) = match test.rule {
         UntilSpec::Sprt { p0, p1, alpha, .. } => (
@@ -102,13 +102,21 @@ fn sequential(arm: &ArmSummary, expect: Expect) -> (Outcome, String) {
             (format!("below {}", percent(limit)), format!("above {}", percent(limit)), confidence)
         }
     };
-    let seen = format!("{}, sequential test after {} sessions", corrupted(arm), test.sessions);
+    let expected = test
+        .expected_sessions
+        .map_or_else(String::new, |[low, high]| format!(" (in the mean {low:.0} at p0, {high:.0} at p1)"));
+    let seen = format!("{}, sequential test after {} sessions{expected}", corrupted(arm), test.sessions);
     let (found, clean) = match test.decision {
         None => return (Outcome::Inconclusive, format!("{seen}: not decided")),
         Some(sequential::Decision::Low) => (low, true),
         Some(sequential::Decision::High) => (high, false),
     };
     let met = clean == (expect == Expect::Clean);
+    // The test itself says when there were enough sessions.
+    let gate = Gate { min_sessions: 1, ..gate.clone() };
+    if let Some(reason) = unobserved(arm, &gate).filter(|_| clean) {
+        return (Outcome::Inconclusive, reason);
+    }
     (if met { Outcome::Pass } else { Outcome::Fail }, format!("{seen}: {found} at {}", percent(at)))
 }
 
@@ -158,8 +166,8 @@ fn expect_corruption(arm: &ArmSummary, gate: &Gate) -> (Outcome, String) {
 
 /// Why too little was seen, if so.
 fn unobserved(arm: &ArmSummary, gate: &Gate) -> Option<String> {
-    if arm.launches_failed > 0 && arm.launches_failed >= arm.launches {
-        return Some(format!("no server started: {} of {} launches failed", arm.launches_failed, arm.launches));
+    if arm.launches_failed > 0 {
+        return Some(format!("{} of {} launches failed", arm.launches_failed, arm.launches));
     }
     if arm.calls == 0 {
         return Some("no tool call was observed".to_owned());
@@ -257,7 +265,8 @@ fn apply_thresholds(arm: &ArmSummary, gate: &Gate, mut decision: Decision) -> Re
 fn metric(arm: &ArmSummary, gate: &Gate, name: &str) -> Result<Option<f64>> {
     let bound = matches!(name, "session_corruption_rate_upper" | "corruption_rate_upper");
     if bound {
-        return Ok((arm.sessions_judged > 0).then(|| interval::upper_bound(sessions(arm), gate.confidence)));
+        let upper = if arm.sequential.is_some() { sequential::always_valid_upper } else { interval::upper_bound };
+        return Ok((arm.sessions_judged > 0).then(|| upper(sessions(arm), gate.confidence)));
     }
     let fields = serde_json::to_value(arm).map_err(|error| Error::usage(format!("arm `{}`: {error}", arm.name)))?;
     let found = match name.split_once('.') {
@@ -324,7 +333,7 @@ fn printed(share: f64, digits: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::validate::Class;
+    use crate::{report::summary::Progress, validate::Class};
 
     fn arm(corrupted: u64, judged: u64) -> ArmSummary {
         let fields = serde_json::json!({
@@ -378,9 +387,20 @@ mod tests {
         let (outcome, reason) = decided(&lossy, &gate);
         assert_eq!(outcome, Outcome::Inconclusive);
         assert!(reason.starts_with("9.1 % of responses lost"), "{reason}");
-        let mut dead = arm(0, 0);
-        dead.launches_failed = 1;
-        assert_eq!(decided(&dead, &gate).0, Outcome::Inconclusive);
+        let mut dead = arm(0, 80);
+        (dead.launches, dead.launches_failed) = (3, 1);
+        assert_eq!(decided(&dead, &gate), (Outcome::Inconclusive, "1 of 3 launches failed".into()));
+    }
+
+    #[test]
+    fn a_sequential_test_says_nothing_about_responses_that_were_lost() {
+        let rule = UntilSpec::AlwaysValid { limit: 0.05, confidence: 0.95 };
+        let low = Some(sequential::Decision::Low);
+        let progress = Progress { rule, decision: low, sessions: 80, expected_sessions: None };
+        let mut tested = ArmSummary { sequential: Some(progress), ..arm(0, 80) };
+        assert_eq!(decided(&tested, &Gate::default()).0, Outcome::Pass);
+        tested.infra.insert(Class::HttpError, 40);
+        assert_eq!(decided(&tested, &Gate::default()).0, Outcome::Inconclusive);
     }
 
     #[test]

@@ -63,6 +63,8 @@ struct Bug {
     parts: Vec<usize>,
     seed: Seed,
     draws: Pcg64Mcg,
+    /// Times that somebody waited for probes, alone or side by side.
+    waits: u64,
 }
 
 impl Bug {
@@ -72,7 +74,7 @@ impl Bug {
         let toggles = [6, 8, 12, 20][rng.random_range(0..4)];
         let parts = sample(&mut rng, toggles, 3).into_vec();
         let rate = 0.01 * 50_f64.powf(rng.random::<f64>());
-        Self { kind: Kind::of(index), toggles, rate, parts, seed, draws: seed.fork("draws").rng() }
+        Self { kind: Kind::of(index), toggles, rate, parts, seed, draws: seed.fork("draws").rng(), waits: 0 }
     }
 
     fn rate(&self, bad: &[usize]) -> f64 {
@@ -114,6 +116,11 @@ impl Trial for Bug {
         let rate = self.rate(&probe.bad);
         Ok(Outcome::Judged(Counts::new(successes(rate, probe.sessions, &mut self.draws), probe.sessions)))
     }
+
+    fn run_all(&mut self, probes: &[Probe]) -> Result<Vec<Outcome>> {
+        self.waits += 1;
+        probes.iter().map(|probe| self.run(probe)).collect()
+    }
 }
 
 fn successes(rate: f64, trials: u64, rng: &mut impl Rng) -> u64 {
@@ -146,13 +153,13 @@ impl Record {
     }
 }
 
-fn search(bug: &mut Bug, seed: Seed) -> (Option<bool>, u64) {
+fn search(bug: &mut Bug, jobs: usize, seed: Seed) -> (Option<bool>, u64) {
     let plan = Plan {
         toggles: bug.toggles,
         confidence: CONFIDENCE,
         max_sessions: MAX_SESSIONS,
         sessions_per_probe: SESSIONS_PER_PROBE,
-        jobs: 1,
+        jobs,
         seed,
     };
     let Ok(answer) = run(&mut Search::new(plan), bug, |_, _, _| Ok(())) else { return (None, 0) };
@@ -172,9 +179,15 @@ fn main() {
     let mut by_kind: BTreeMap<Kind, [Record; 2]> = BTreeMap::new();
     let mut by_band: BTreeMap<&str, [Record; 2]> = BTreeMap::new();
     let mut total = [Record::default(); 2];
+    let mut paired = Record::default();
+    let mut waits = [0; 2];
     for index in 0..BUGS {
         let mut bug = Bug::draw(index);
-        let (right, spent) = search(&mut bug, Seed(index));
+        let (right, spent) = search(&mut bug, 1, Seed(index));
+        let mut beside = Bug::draw(index);
+        let (beside_right, beside_spent) = search(&mut beside, 2, Seed(index));
+        paired.note(beside_right, beside_spent);
+        waits = [waits[0] + bug.waits, waits[1] + beside.waits];
         let mut again = Bug::draw(index);
         let (rival, rival_spent) = ddmin::ddmin(bug.toggles, &mut again, SESSIONS_PER_PROBE, MAX_SESSIONS);
         let rival = rival.map(|mut set| {
@@ -187,6 +200,12 @@ fn main() {
         }
     }
     print(&by_kind, &by_band, total);
+    let [one, two] = waits.map(|waits| waits as f64 / BUGS as f64);
+    let line = format!(
+        "\ntwo probes side by side: {} (right, wrong, undecided, sessions); waits for probes {two:.1} against {one:.1}\n",
+        paired.cells()
+    );
+    let _ = stdout().write_all(line.as_bytes());
 }
 
 fn print(by_kind: &BTreeMap<Kind, [Record; 2]>, by_band: &BTreeMap<&str, [Record; 2]>, total: [Record; 2]) {

@@ -19,8 +19,13 @@ fn folder(result: &Path) -> PathBuf {
 
 fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| {
-        Error::usage(format!("cannot read {}: {error}", path.display()))
-            .hint("name the folder of a finished run: it holds summary.json")
+        let cut_off = path.with_file_name("journal.jsonl").exists();
+        let hint = if cut_off {
+            "the run was cut off: `toolstorm report` makes a summary of what its journal holds, --resume goes on with it"
+        } else {
+            "name the folder of a finished run: it holds summary.json"
+        };
+        Error::usage(format!("cannot read {}: {error}", path.display())).hint(hint)
     })
 }
 

@@ -17,6 +17,7 @@ use crate::{
         Counts,
         cluster::{self, Clustering},
         interval::{clopper_pearson, upper_bound},
+        sequential::{always_valid_upper, confidence_sequence},
     },
     validate::{Class, Verdict},
 };
@@ -65,9 +66,15 @@ fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
     let rate = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
     if sum.sessions_judged > 0 {
         let counts = Counts::new(sum.sessions_corrupted, sum.sessions_judged);
-        let interval = clopper_pearson(counts, plan.gate.confidence);
+        let confidence = plan.gate.confidence;
+        // What holds for a size fixed beforehand does not hold for one that the data chose.
+        let (interval, upper) = if plan.load.until.is_some() {
+            (confidence_sequence(counts, confidence), always_valid_upper(counts, confidence))
+        } else {
+            (clopper_pearson(counts, confidence), upper_bound(counts, confidence))
+        };
         sum.session_corruption_rate_interval = Some([interval.lower, interval.upper]);
-        sum.session_corruption_rate_upper = Some(upper_bound(counts, plan.gate.confidence));
+        sum.session_corruption_rate_upper = Some(upper);
     }
     sum.session_corruption_rate = rate(sum.sessions_corrupted, sum.sessions_judged);
     sum.corruption_rate = rate(sum.calls_corrupted, sum.calls);

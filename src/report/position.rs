@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::summary::CallRecord;
 use crate::{
     error::{Error, Result},
-    stats::position::{Course, Observation, bin, hazard, rates},
+    stats::position::{Course, Observation, bin, fine_bin, fine_width, hazard, rates},
     validate::Verdict,
 };
 
@@ -19,7 +19,7 @@ pub enum Axis {
     Round,
     /// Requests that the launch had been sent before, as the next power of two.
     RequestIndex,
-    /// Output tokens, as the next power of two.
+    /// Output tokens, in eighths of the next power of two.
     OutputLength,
     /// Bytes of the request, as the next power of two.
     PromptLength,
@@ -63,7 +63,7 @@ impl Axis {
         Some(match self {
             Self::Round => u64::from(call.round),
             Self::RequestIndex => bin(order.index(call)? + 1),
-            Self::OutputLength => bin(call.output_tokens?),
+            Self::OutputLength => fine_bin(call.output_tokens?),
             // A request always has a body; records without the field are older than it.
             Self::PromptLength => bin(Some(call.prompt_bytes).filter(|bytes| *bytes > 0)?),
             Self::Concurrency => bin(u64::from(call.in_flight_at)),
@@ -76,6 +76,8 @@ impl Axis {
         match self {
             Self::Round => position.to_string(),
             Self::CachePhase => if position == 0 { "cold" } else { "warm" }.to_owned(),
+            Self::OutputLength if fine_width(position) == 1 => position.to_string(),
+            Self::OutputLength => format!("{}–{position}", position + 1 - fine_width(position)),
             _ if position <= 2 => position.to_string(),
             _ => format!("{}–{position}", position / 2 + 1),
         }
@@ -321,7 +323,10 @@ pub(crate) mod tests {
             assert_eq!(table.rows.iter().map(|row| row.corrupted).sum::<u64>(), 1);
         }
         assert_eq!(tables[0].rows[2].corrupted, 1);
-        assert_eq!(tables[2].rows.iter().map(|row| row.position.as_str()).collect::<Vec<_>>(), ["33–64", "65–128"]);
+        assert_eq!(
+            tables[2].rows.iter().map(|row| row.position.as_str()).collect::<Vec<_>>(),
+            ["36–40", "57–60", "73–80", "97–104"]
+        );
         assert_eq!(tables[4].rows[0].position, "cold");
     }
 

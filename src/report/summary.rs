@@ -90,9 +90,9 @@ pub struct ArmSummary {
     /// What the launches say about each other, where there are at least two.
     #[serde(default)]
     pub launch_effect: Option<LaunchEffect>,
-    /// Two-sided Clopper–Pearson bounds of that rate.
+    /// Two-sided Clopper–Pearson bounds of that rate; under a sequential test bounds that hold at every look.
     pub session_corruption_rate_interval: Option<[f64; 2]>,
-    /// One-sided Clopper–Pearson upper bound of that rate.
+    /// One-sided Clopper–Pearson upper bound of that rate; under a sequential test one that holds at every look.
     pub session_corruption_rate_upper: Option<f64>,
     /// Calls in the denominator: before and including the first corruption of their session.
     pub calls: u64,

@@ -55,6 +55,16 @@ pub fn bin(value: u64) -> u64 {
     if value == 0 { 0 } else { value.checked_next_power_of_two().unwrap_or(u64::MAX) }
 }
 
+/// The next multiple of an eighth of the next power of two: a finer bin, for lengths that lie close together.
+pub fn fine_bin(value: u64) -> u64 {
+    value.next_multiple_of(fine_width(value))
+}
+
+/// How many values share the fine bin of `value`.
+pub fn fine_width(value: u64) -> u64 {
+    (bin(value) / 8).max(1)
+}
+
 /// One session's course: rounds judged, and the first corrupted one (from zero).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Course {
@@ -136,5 +146,7 @@ mod tests {
     #[test]
     fn bins_are_powers_of_two() {
         assert_eq!([0, 1, 2, 3, 8, 9].map(bin), [0, 1, 2, 4, 8, 16]);
+        assert_eq!([0, 1, 7, 8, 9, 65, 80, 81, 128, 129].map(fine_bin), [0, 1, 7, 8, 10, 80, 80, 96, 128, 160]);
+        assert!((0..2000).all(|value| fine_width(value) == fine_width(fine_bin(value))));
     }
 }

@@ -70,7 +70,11 @@ fn a_killed_run_keeps_what_was_judged_and_goes_on_from_there() {
 
     let result = context.result();
     let name = result.to_str().unwrap();
+    let early = context.run(&["gate", name]);
+    assert_eq!(early.code, 2);
+    assert!(early.stderr.contains("the run was cut off"), "{}", early.stderr);
     let report = context.run(&["report", "--json", name]).json();
+    assert_eq!(context.run(&["gate", name, "--git-bisect-codes"]).code, 125);
     let judged = report["arms"][0]["sessions_judged"].as_u64().unwrap();
     assert_eq!(report["arms"][0]["calls"].as_u64(), Some(6));
     assert_eq!((judged, report["interrupted"].as_bool()), (3, Some(true)));

@@ -81,7 +81,6 @@ fn a_server_behind_a_shell_is_driven_and_ends_with_the_run() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, ignore = "the engine computes for real: run it with --release")]
 fn our_own_server_behind_a_shell_is_a_server_like_any_other() {
     let text = format!(
         r#"
@@ -90,15 +89,14 @@ fn our_own_server_behind_a_shell_is_a_server_like_any_other() {
         kind = "command"
         command = ["sh", "-c", "\"$0\" serve --port $1 & echo $! > FOLDER/pid; wait; true", "{TOOLSTORM}", "{{port}}"]
         [env]
-        TOOLSTORM_MAX_BATCH = "4"
-        [gate]
-        max_upper = 0.5
+        TOOLSTORM_MAX_BATCH = "2"
         "#
     );
     let (folder, path) = matrix(&text);
-    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap(), "--json"]);
+    let small = ["--sessions", "2", "--rounds", "1", "--max-upper", "0.9"];
+    let output = toolstorm(&folder, &[&["matrix", path.to_str().unwrap(), "--json"], &small[..]].concat());
     let summary: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
-    assert_eq!(summary["arms"][0]["sessions_judged"], 6, "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(summary["arms"][0]["sessions_judged"], 2, "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(summary["arms"][0]["sessions_corrupted"], 0, "{summary}");
     assert_eq!(output.status.code(), Some(0));
     assert!(ends(&pid(folder.path())), "the server outlived the run");
@@ -182,6 +180,26 @@ fn a_killed_harness_leaves_no_server_behind() {
     harness.kill().unwrap();
     harness.wait().unwrap();
     assert!(ends(&server), "the server outlived its harness");
+}
+
+#[test]
+fn a_server_that_ignores_the_polite_request_is_killed_with_its_group() {
+    let server = faulty_server();
+    let text = format!(
+        r#"
+        [target]
+        kind = "command"
+        command = ["sh", "-c", "trap '' TERM; echo $$ > FOLDER/pid; python3 \"$0\" $1; sleep 600", "{server}", "{{port}}"]
+        ready = {{ timeout = "60s" }}
+        stop_timeout = "200ms"
+        [gate]
+        max_upper = 0.5
+        "#
+    );
+    let (folder, path) = matrix(&text);
+    let output = toolstorm(&folder, &["matrix", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(ends(&pid(folder.path())), "the shell outlived the run");
 }
 
 #[test]
