@@ -306,7 +306,7 @@ pub(crate) mod tests {
             "quirks": [], "expected_sha256": null, "nonce": "n", "finish_reason": "tool_calls",
             "output_tokens": 40 + 20 * u64::from(round), "in_flight_at": 64, "ttft_ms": 10.0 + f64::from(round),
             "e2el_ms": 100.0, "started_at": "", "data_index": session * 5 + u64::from(round), "request_sha256": "",
-            "tool_calls_valid": true, "duration_ms": 100.0
+            "tool_calls_valid": true, "duration_ms": 100.0, "prompt_bytes": 4000
         }))
         .unwrap()
     }
@@ -317,7 +317,7 @@ pub(crate) mod tests {
             .flat_map(|session| (0..4).map(move |round| call(session, round, session == 3 && round == 2)))
             .collect();
         let tables = tables(&calls.iter().collect::<Vec<_>>(), 0.95);
-        assert_eq!(tables.len(), 5);
+        assert_eq!(tables.len(), Axis::ALL.len());
         for table in &tables {
             assert_eq!(table.rows.iter().map(|row| row.calls).sum::<u64>(), 80, "{:?}", table.axis);
             assert_eq!(table.rows.iter().map(|row| row.corrupted).sum::<u64>(), 1);
@@ -327,7 +327,7 @@ pub(crate) mod tests {
             tables[2].rows.iter().map(|row| row.position.as_str()).collect::<Vec<_>>(),
             ["36–40", "57–60", "73–80", "97–104"]
         );
-        assert_eq!(tables[4].rows[0].position, "cold");
+        assert_eq!(tables[5].rows[0].position, "cold");
     }
 
     #[test]
