@@ -4,6 +4,8 @@
 //!
 //! Prints CSV. `cargo bench --bench recall > results/recall-index.csv` takes a minute; nothing here is a timing.
 
+#![expect(clippy::print_stdout, reason = "the table is what it is for")]
+
 use std::collections::BTreeSet;
 
 use half::{bf16, slice::HalfFloatSliceExt};

@@ -9,6 +9,7 @@ use super::{options::Options, selfcheck};
 use crate::{
     clock::Clock,
     device::cuda,
+    engine::toggles::{DeviceChoice, Toggles},
     env,
     error::{Error, Result},
     exit, gate,
@@ -101,12 +102,15 @@ pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(
 /// How many launches run side by side. Only virtual time makes neighbours invisible to each other: under lockstep on the
 /// virtual GPU. Everywhere else a neighbour is load that nobody asked for, and it moves the races.
 pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
-    let virtual_gpu =
-        |arm: &Arm| match arm.env.get("TOOLSTORM_DEVICE").cloned().or_else(|| env::var("TOOLSTORM_DEVICE")) {
-            Some(device) if device == "sim" => true,
-            Some(device) if device == "cuda" => false,
-            _ => cuda::device_count() == 0,
-        };
+    let virtual_gpu = |arm: &Arm| {
+        // What no engine would start with is left to the launch to tell.
+        let toggles = Toggles::resolve(env::all().into_iter().chain(arm.env.clone()));
+        toggles.is_ok_and(|toggles| match toggles.device {
+            DeviceChoice::Sim => true,
+            DeviceChoice::Cuda => false,
+            DeviceChoice::Auto => cuda::device_count() == 0,
+        })
+    };
     let obstacle = if plan.target.kind != TargetKind::Builtin {
         Some("the target is not the built-in engine")
     } else if !plan.load.lockstep {
