@@ -129,6 +129,9 @@ fn diff(exchange: &Exchange) -> String {
     text
 }
 
+/// Characters of a text that are compared one by one.
+const WINDOW: usize = 2000;
+
 /// Both texts, a mark under the first difference, and the differences in brackets.
 fn part(text: &mut String, wanted: &str, came: &str) {
     let (wanted, came) = (visible(wanted), visible(came));
@@ -139,6 +142,9 @@ fn part(text: &mut String, wanted: &str, came: &str) {
     let shared = wanted.chars().zip(came.chars()).take_while(|(a, b)| a == b).count();
     let _ = writeln!(text, "          {}^ they part here, after {shared} characters", " ".repeat(shared));
     let _ = write!(text, "changes   ");
+    // A difference costs the product of the lengths: of long texts only where they part is compared.
+    let window = |text: &str| text.chars().skip(shared.saturating_sub(WINDOW / 8)).take(WINDOW).collect::<String>();
+    let (wanted, came) = (window(&wanted), window(&came));
     let mut open = ChangeTag::Equal;
     for change in TextDiff::from_chars(wanted.as_str(), came.as_str()).iter_all_changes() {
         if change.tag() != open {
@@ -187,6 +193,19 @@ mod tests {
         let mark = lines[2].find('^').unwrap();
         assert_eq!((&lines[0][mark..=mark], &lines[1][mark..=mark]), ("b", "X"));
         assert!(lines[3].contains("a[-b-]{+X+}c"), "{}", lines[3]);
+    }
+
+    #[test]
+    fn long_texts_are_compared_where_they_part() {
+        let mut text = String::new();
+        part(
+            &mut text,
+            &format!("{}b{}", "x".repeat(300_000), "y".repeat(40)),
+            &format!("{}a{}", "x".repeat(300_000), "z".repeat(900_000)),
+        );
+        let changes = text.lines().last().unwrap();
+        assert!(changes.starts_with("changes   x") && changes.contains("x[-b"), "{changes}");
+        assert!(changes.len() < 2 * WINDOW);
     }
 
     #[test]
