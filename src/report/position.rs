@@ -325,7 +325,7 @@ pub(crate) mod tests {
         assert_eq!(tables[0].rows[2].corrupted, 1);
         assert_eq!(
             tables[2].rows.iter().map(|row| row.position.as_str()).collect::<Vec<_>>(),
-            ["36–40", "57–60", "73–80", "97–104"]
+            ["33–40", "57–64", "65–80", "97–112"]
         );
         assert_eq!(tables[5].rows[0].position, "cold");
     }
