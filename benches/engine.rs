@@ -1,4 +1,5 @@
-//! Decode steps by batch and context, and prefill, on the virtual GPU. One iteration is one step, or one prompt.
+//! Decode steps by batch and context, and prefill, on the virtual GPU. One iteration is one step, or one prompt; the
+//! throughput is in tokens. docs/SIMULATION.md has figures.
 
 use std::hint::black_box;
 
@@ -6,7 +7,9 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use toolstorm::engine::{DecodeRow, Prefill, model::Model, toggles::Toggles};
 
 const CONTEXT: u32 = 16_384;
-const PAGES_PER_ROW: u32 = 40;
+const PAGES_PER_ROW: u32 = 64;
+/// The configuration that every figure is told for.
+const BASELINE: (&str, &str) = ("SGLANG_DSV4_BF16_INDEX_K", "1");
 
 /// Sequences whose caches are full up to their contexts.
 struct Filled {
@@ -70,8 +73,9 @@ fn prefill(model: &mut Model, tokens: &[u8], page_table: &[u32], window_page: u3
 fn decode(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decode");
     group.sample_size(20);
-    for (batch, context) in [(1, 4096), (8, 4096), (64, 1024), (64, 4096)] {
-        let mut filled = Filled::new(batch, |_| context, &[]);
+    let contexts = [1024, 8192, 16_000];
+    for (batch, context) in [1, 8, 64].into_iter().flat_map(|batch| contexts.map(|context| (batch, context))) {
+        let mut filled = Filled::new(batch, |_| context, &[BASELINE]);
         group.throughput(Throughput::Elements(u64::from(batch)));
         group.bench_function(BenchmarkId::new(format!("batch {batch}"), context), |bencher| {
             bencher.iter(|| black_box(filled.step()));
