@@ -212,21 +212,27 @@ impl<'a> Entry<'a> {
 
 #[inline(always)]
 fn attend(query: &Query, entries: &[&[u8]], scale: f32, out: &mut [f32]) {
-    let entries: Vec<(Entry<'_>, [f32; HEADS])> = entries
-        .iter()
-        .map(|bytes| {
-            let entry = Entry::new(bytes);
-            let scores = query.scores(&entry).map(|score| score * scale);
-            (entry, scores)
-        })
-        .collect();
+    // Plain loops: a closure handed to an adapter would be compiled for the narrowest vectors again.
+    let mut scored = Vec::with_capacity(entries.len());
+    for bytes in entries {
+        let entry = Entry::new(bytes);
+        let mut scores = query.scores(&entry);
+        for score in &mut scores {
+            *score *= scale;
+        }
+        scored.push((entry, scores));
+    }
     for (order, out) in out.chunks_exact_mut(CODE as usize).enumerate() {
         let heads = || (0..RATIO as usize).map(|alignment| (alignment, alignment * ORDERS + order));
-        let largest =
-            entries.iter().flat_map(|(_, scores)| heads().map(|(_, head)| scores[head])).fold(0.0f32, f32::max);
+        let mut largest = 0.0f32;
+        for (_, scores) in &scored {
+            for (_, head) in heads() {
+                largest = largest.max(scores[head]);
+            }
+        }
         let mut total = (-largest).exp();
         for (alignment, head) in heads() {
-            for (entry, scores) in &entries {
+            for (entry, scores) in &scored {
                 let below = scores[head] - largest;
                 if below < NEGLIGIBLE {
                     continue;

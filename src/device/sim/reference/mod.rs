@@ -31,6 +31,7 @@ use crate::device::{Block, Op, WeightId, kernel::Kernel};
 #[derive(Default)]
 pub struct Reference {
     plans: RefCell<BTreeMap<WeightId, Rc<matmul::Plan>>>,
+    codes: RefCell<BTreeMap<WeightId, Rc<prefill::Codes>>>,
     keys: RefCell<packed::Shadow>,
     dense_only: bool,
 }
@@ -49,6 +50,11 @@ impl Reference {
     fn plan(&self, id: WeightId, view: &View<'_>) -> Rc<matmul::Plan> {
         let mut plans = self.plans.borrow_mut();
         Rc::clone(plans.entry(id).or_insert_with(|| Rc::new(matmul::Plan::new(view.weight(id)))))
+    }
+
+    fn codes(&self, embedding: WeightId, view: &View<'_>) -> Rc<prefill::Codes> {
+        let mut codes = self.codes.borrow_mut();
+        Rc::clone(codes.entry(embedding).or_insert_with(|| Rc::new(prefill::Codes::new(view.weight(embedding)))))
     }
 }
 
@@ -90,7 +96,7 @@ impl Kernels for Reference {
             Kernel::Attention { scale, k } => {
                 attention::attention(op, blocks, view, out, (*scale, *k as usize), !self.dense_only);
             }
-            Kernel::Prefill { .. } => prefill::prefill(op, blocks, view, out),
+            Kernel::Prefill { table, .. } => prefill::prefill(op, blocks, view, out, &self.codes(*table, view)),
         }
     }
 }

@@ -64,13 +64,13 @@ pub(super) fn targets(op: &Op, block: &Block, word: impl Fn(Range<u64>) -> i32, 
 }
 
 /// Value and key codes of every token, from the embedding.
-struct Codes {
+pub(super) struct Codes {
     value: Vec<[f32; CODE as usize]>,
     key: Vec<[f32; CODE as usize]>,
 }
 
 impl Codes {
-    fn new(table: &SparseWeight) -> Self {
+    pub(super) fn new(table: &SparseWeight) -> Self {
         let dims = |token: usize, at: u64| {
             let (columns, values) = table.row(token as u32);
             let first = columns.partition_point(|column| u64::from(*column) < at);
@@ -90,7 +90,7 @@ impl Codes {
 
 /// The chunk's tokens and their codes.
 struct Chunk<'a> {
-    codes: Codes,
+    codes: &'a Codes,
     tokens: &'a [u32],
     start: i64,
 }
@@ -119,9 +119,8 @@ impl Chunk<'_> {
     }
 }
 
-pub(super) fn prefill(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>) {
-    let Kernel::Prefill { table, start, format, .. } = op.kernel else { return };
-    let codes = Codes::new(view.weight(table));
+pub(super) fn prefill(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, codes: &Codes) {
+    let Kernel::Prefill { start, format, .. } = op.kernel else { return };
     let chunk = Chunk { codes, tokens: view.slice(op.reads[0].region.row(0)), start: i64::from(start) };
     for block in blocks {
         targets(op, block, |range| view.slice::<i32>(range)[0], |target| write(&chunk, target, format, out));
