@@ -22,8 +22,8 @@ pub struct CostModel {
     pub eager_launch_ns: u64,
     /// Host time of one graph launch among other work, ns (`graph_launch`).
     pub graph_launch_ns: u64,
-    /// Lognormal spread of a block's duration (`jitter_sigma`): contention for memory, clocks, refresh. At 0.15 the slack
-    /// between the indexer's chain and the main stream's is used up now and then.
+    /// Lognormal spread of a block's duration (`jitter_sigma`): contention for memory, clocks, refresh. Small enough that
+    /// the waves of a wide batch, and not the spread, use up the slack between the indexer's chain and the main stream's.
     pub jitter_sigma: f64,
     /// One block's share of memory traffic, B/ns (`bytes_per_ns`): few blocks run at small batches and leave most of
     /// 4.8 TB/s to each.
@@ -84,14 +84,14 @@ const CLASSES: [Class; 22] = [
     // 64 columns would leave the machine idle: the inner dimension is split.
     split(bf16("weights_proj", 800.0), 64.0), // 1.0 µs
     fp8("wq_b", 1700.0),                      // 4.2 µs
-    bf16("ffn_up", 1500.0),                   // 10.4 µs
+    bf16("ffn_up", 4650.0),                   // 13.6 µs
     // The inner dimension is twice the outer one, and split in two.
     split(fp8("ffn_down", 800.0), 2.0), // 3.0 µs
-    bf16("logits", 500.0),              // 1.9 µs a full tile
+    bf16("logits", 2000.0),             // 3.4 µs a full tile
     // Several passes over a row with block-wide counts between them.
     bf16("topk_select", 1800.0), // 2.5 µs
     // One thread block walks a row's candidates and their pages one after the other.
-    bf16("topk_finalise", 6650.0), // 6.9 µs
+    bf16("topk_finalise", 8100.0), // 8.4 µs
     // A row's heads are split four ways, and what they found is merged.
     split(bf16("attention", 3400.0), 4.0), // 9.0 µs
     fp8("o_proj", 300.0),                  // 4.8 µs
@@ -104,7 +104,7 @@ impl Default for CostModel {
             node_latency_ns: 1000,
             eager_launch_ns: 6000,
             graph_launch_ns: 6000,
-            jitter_sigma: 0.15,
+            jitter_sigma: 0.125,
             bytes_per_ns: 60.0,
             bf16_per_ns: 3750.0,
             fp8_per_ns: 7500.0,
