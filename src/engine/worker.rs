@@ -99,7 +99,7 @@ impl<M: TokenModel> Worker<M> {
             };
             match received {
                 Ok(command) => self.obey_all(command),
-                Err(true) if self.waiting.is_empty() && self.running.is_empty() => return,
+                Err(true) if self.waiting.is_empty() && self.running.is_empty() => return self.publish(),
                 Err(_) => {}
             }
             self.forget_absent();
