@@ -72,14 +72,27 @@ def install(graph_class, target, marks="both", strict=False, failed=None):
     # Releases of PyTorch that cannot keep a graph let us read it only while it is captured.
     keeps = hasattr(graph_class, "raw_cuda_graph")
 
-    def guarded(action, *arguments):
+    def guarded(action, recorder=None):
+        # A graph is lost once: after its first failure nothing more is tried.
+        if recorder is not None and recorder.failed:
+            return None
         try:
-            return action(*arguments)
+            return action()
         except Exception:
+            if recorder is not None:
+                recorder.failed = True
             if strict:
                 raise
             report(f"a graph is not exported: {traceback.format_exc()}", failed)
             return None
+
+    def stop(recorder):
+        try:
+            recorder.stop()
+        except Exception:
+            if strict:
+                raise
+            report(f"memory history stays on: {traceback.format_exc()}")
 
     def __init__(self, *arguments, **options):
         if not keeps:
@@ -91,22 +104,32 @@ def install(graph_class, target, marks="both", strict=False, failed=None):
         self._toolstorm_instantiate = not wanted
 
     def capture_begin(self, *arguments, **options):
-        recorder = guarded(_Recorder, marks)
-        original["capture_begin"](self, *arguments, **options)
-        if recorder is not None and guarded(recorder.begin) is not None:
+        recorder = guarded(lambda: _Recorder(marks))
+        begun = False
+        try:
+            original["capture_begin"](self, *arguments, **options)
+            begun = recorder is not None and guarded(recorder.begin, recorder) is not None
+        finally:
+            if recorder is not None and not begun:
+                stop(recorder)
+        if begun:
             self._toolstorm_recorder = recorder
 
     def capture_end(self, *arguments, **options):
         recorder = self.__dict__.pop("_toolstorm_recorder", None)
-        if recorder is not None:
-            guarded(recorder.end)
-            if not keeps:
-                guarded(lambda: recorder.read(int(recorder.marks.graph)))
-        original["capture_end"](self, *arguments, **options)
-        if recorder is not None:
-            if keeps:
-                guarded(lambda: recorder.read(self.raw_cuda_graph()))
-            guarded(lambda: recorder.write(target))
+        try:
+            if recorder is not None:
+                guarded(recorder.end, recorder)
+                if not keeps:
+                    guarded(lambda: recorder.read(int(recorder.marks.graph)), recorder)
+            original["capture_end"](self, *arguments, **options)
+            if recorder is not None:
+                if keeps:
+                    guarded(lambda: recorder.read(self.raw_cuda_graph()), recorder)
+                guarded(lambda: recorder.write(target), recorder)
+        finally:
+            if recorder is not None:
+                stop(recorder)
         if getattr(self, "_toolstorm_instantiate", False):
             self.instantiate()
 
@@ -146,14 +169,17 @@ class _Recorder:
         self.marks = _Marks(torch, self.device)
         self.watches = [make(self.marks) for make in _WATCHES[marks]]
         self.name, self.process = _bucket(), _process(torch)
-        self.entered, self.document = contextlib.ExitStack(), None
+        self.entered, self.document, self.failed = contextlib.ExitStack(), None, False
         # Last, so that nothing leaves it on when a part of the exporter is missing.
-        memory = torch.cuda.memory
-        memory._record_memory_history(enabled=None)
-        memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
-        snapshot = memory._snapshot()
-        self.live = _live(snapshot, self.device)
-        self.start = len(snapshot["device_traces"][self.device])
+        self.stop()
+        torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
+        try:
+            snapshot = torch.cuda.memory._snapshot()
+            self.live = _live(snapshot, self.device)
+            self.start = len(snapshot["device_traces"][self.device])
+        except BaseException:
+            self.stop()
+            raise
 
     def begin(self):
         try:
@@ -172,14 +198,12 @@ class _Recorder:
     def read(self, handle):
         self.document = _graph(handle)
 
+    def stop(self):
+        # A history that goes on would slow every later allocation of the program down.
+        self.torch.cuda.memory._record_memory_history(enabled=None)
+
     def write(self, target):
-        try:
-            trace = _trace(self.device)
-        finally:
-            # A history that goes on would slow every later allocation of the program down.
-            self.torch.cuda.memory._record_memory_history(enabled=None)
-        if self.document is None:
-            return
+        trace = _trace(self.device)
         if self.marks.broken:
             raise RuntimeError(f"marks could not be taken: {self.marks.broken}")
         document = self.document

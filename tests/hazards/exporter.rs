@@ -198,12 +198,13 @@ fn launches_that_fail_are_exit_code_two() {
     }
 }
 
-fn run_context(folder: &Path, marks: &str) {
+fn run_python(file: &str, folder: &Path, arguments: &[&str]) {
     let modules = folder.join("modules");
     fs::create_dir_all(&modules).expect("a temporary folder");
     fs::write(modules.join("toolstorm_capture.py"), torch::EXPORTER).expect("a temporary file");
     let status = Command::new("python3")
-        .args([&program("context.py"), &folder.display().to_string(), marks])
+        .args([&program(file), &folder.display().to_string()])
+        .args(arguments)
         .env("PYTHONPATH", format!("{}:{}", fake().display(), modules.display()))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .status()
@@ -215,7 +216,7 @@ fn run_context(folder: &Path, marks: &str) {
 fn the_context_manager_and_the_function_export() {
     for marks in ["dispatch", "calls", "both"] {
         let folder = tempfile::tempdir().unwrap();
-        run_context(folder.path(), marks);
+        run_python("context.py", folder.path(), &[marks]);
         let read = |file: &str| -> Graph {
             let text = fs::read_to_string(folder.path().join(file)).unwrap();
             torch::read(&text, file).and_then(examine).unwrap()
@@ -230,4 +231,9 @@ fn the_context_manager_and_the_function_export() {
         assert!(existing.capture.warnings.iter().any(|w| w.contains("no marks")), "{:?}", existing.capture.warnings);
         assert!(!existing.analysis.hazards.is_empty());
     }
+}
+
+#[test]
+fn whatever_fails_the_history_is_off_and_a_graph_is_lost_once() {
+    run_python("history.py", tempfile::tempdir().unwrap().path(), &[]);
 }
