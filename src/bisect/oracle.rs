@@ -9,7 +9,7 @@ use super::{Outcome, Probe, Trial, toggle::Configurations};
 use crate::{
     clock::Clock,
     error::{Error, Result},
-    report::{measure, summary::ArmSummary, tally::Tally},
+    report::{folder::Folder, measure, summary::ArmSummary, tally::Tally},
     run::{Consumer, Launch, Load, Plan, Runner, Todo, journal::Journal},
     seed::Seed,
     stats::Counts,
@@ -67,14 +67,15 @@ impl Oracle<'_> {
         let folder = self.result.join(format!("probe-{number:03}"));
         // What an interrupted probe left is of no use: it is run again as a whole.
         let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).map_err(|error| Error::usage(format!("{}: {error}", folder.display())))?;
-        let mut journal = Journal::create(&folder.join("journal.jsonl"))?;
+        // The manifest is what the replay lines in a probe's evidence need.
+        let folder = Folder::create_at(folder, format!("probe-{number}"), plan.clone(), self.clock)?;
+        let mut journal = Journal::create(&folder.journal())?;
         let mut tally = Tally::default();
         let finished = {
             let mut runner = Runner {
                 plan: &plan,
-                result: folder,
-                id: format!("probe-{number}"),
+                result: folder.path,
+                id: folder.manifest.id,
                 clock: self.clock,
                 selfcheck: None,
                 stop: self.stop.clone(),

@@ -79,12 +79,17 @@ impl Folder {
         let mark = crate::seed::Seed(now.as_microsecond() as u64).fork(&plan.sha256()).0;
         let id = format!("{:06x}", mark & 0xff_ffff);
         let path = parent.join(run::folder_name(clock, &plan.name, &id));
+        Self::create_at(path, id, plan, clock)
+    }
+
+    /// The folder `path` for `plan`, run as `id`.
+    pub fn create_at(path: PathBuf, id: String, plan: Plan, clock: Clock) -> Result<Self> {
         fs::create_dir_all(&path).map_err(|error| failed(&path, &error))?;
         let manifest = Manifest {
             schema: SCHEMA.into(),
             id,
             version: env!("CARGO_PKG_VERSION").into(),
-            created_at: now.to_string(),
+            created_at: clock.timestamp().to_string(),
             host: Host::this(),
             inherited: env::all().into_iter().filter(|(name, _)| is_ours(name)).collect(),
             plan,
