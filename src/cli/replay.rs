@@ -66,16 +66,28 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         return rejudge(plan, &recorded, console);
     }
     if args.load {
-        let first = recorded.iter().find(|recorded| recorded.about.parity.is_none()).ok_or_else(|| {
-            Error::usage("only the turn's other form was damaged in this session").hint("replay it without --load")
-        })?;
-        let launch = launch(plan, first.about.launch)?;
+        let launch = launch(plan, corrupted(&recorded)?.about.launch)?;
         return runtime.block_on(async {
             let again = relaunch(args, plan, launch).await?;
             show_again(&recorded, &again, console)
         });
     }
     runtime.block_on(resend(args, plan, &recorded, console))
+}
+
+/// The first response whose corruption a launch can show again.
+fn corrupted(recorded: &[Recorded]) -> Result<&Recorded> {
+    recorded.iter().find(is_corrupted).ok_or_else(|| {
+        if recorded.iter().all(|recorded| recorded.about.parity.is_some()) {
+            return Error::usage("only the turn's other form was damaged in this session")
+                .hint("replay it without --load");
+        }
+        Error::usage("no recorded response of this session is corrupted").hint("judge it again with --recorded")
+    })
+}
+
+fn is_corrupted(recorded: &&Recorded) -> bool {
+    recorded.about.verdict == Verdict::Corrupted && recorded.about.parity.is_none()
 }
 
 /// The plan of a result, with the variables that its servers inherited.
@@ -192,13 +204,12 @@ fn show_again(recorded: &[Recorded], again: &Again, console: Console) -> Result<
     let evidence = run::evidence_folder(&again.result, &about.arm, about.launch, about.session);
     let came = if evidence.is_dir() { replay::read(&evidence)? } else { Vec::new() };
     let mut seen = false;
-    let corrupted = |other: &&Recorded| other.about.verdict == Verdict::Corrupted && other.about.parity.is_none();
-    for exchange in recorded.iter().filter(corrupted) {
+    for exchange in recorded.iter().filter(is_corrupted) {
         let round = exchange.about.round;
-        let other = came.iter().filter(corrupted).find(|other| other.about.round == round);
+        let other = came.iter().filter(is_corrupted).find(|other| other.about.round == round);
         seen |= other.is_some();
         let same_bytes = other.map(|other| exchange.about.same_answer(&other.about));
-        let same_races = other.map(|other| exchange.races == other.races);
+        let same_races = other.and_then(|other| Some(exchange.races.as_ref()? == other.races.as_ref()?));
         let answers = again.tally.launches.get(&about.launch).and_then(|launch| launch.sessions.get(&about.session));
         let answer = answers.and_then(|session| session.answers.iter().find(|answer| answer.round == round));
         let call = answer.and_then(|answer| answer.calls.iter().find(|call| call.verdict == Verdict::Corrupted));
@@ -244,7 +255,7 @@ async fn replay_token(args: &Args, console: Console) -> Result<u8> {
         .hint("replay the token of a run under lockstep"));
     }
     let launch = match &printed {
-        Printed::Evidence(_) => launch(&plan, recorded[0].about.launch)?,
+        Printed::Evidence(_) => launch(&plan, corrupted(&recorded)?.about.launch)?,
         Printed::Log(_, name) => {
             let named = |launch: &Launch| run::log_name(&plan.arms[launch.arm].name, launch.repetition) == *name;
             let launch = plan.launches().into_iter().find(named);

@@ -151,14 +151,17 @@ pub fn read(folder: &Path) -> Result<Vec<Recorded>> {
     };
     let one = |stem: &String| {
         let about = load(format!("{stem}-verdict.json"))?;
+        let path = folder.join(format!("{stem}-races.json"));
+        let races = match std::fs::read(&path) {
+            Ok(races) => Some(serde_json::from_slice(&races).map_err(|error| failed(&path, &error))?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(&path, &error)),
+        };
         Ok(Recorded {
             about: serde_json::from_slice(&about).map_err(|error| failed(folder, &error))?,
             request: load(format!("{stem}-request.json"))?,
             response: load(format!("{stem}-response.bin"))?,
-            races: std::fs::read(folder.join(format!("{stem}-races.json")))
-                .ok()
-                .map(|races| serde_json::from_slice(&races).map_err(|error| failed(folder, &error)))
-                .transpose()?,
+            races,
         })
     };
     let recorded: Vec<_> = stems.iter().map(one).collect::<Result<_>>()?;
