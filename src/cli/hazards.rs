@@ -142,7 +142,7 @@ fn engine(args: &Args, console: Console) -> Result<Vec<Capture>> {
 }
 
 fn replay_order(order: &[String], captures: &[Capture]) -> Result<Vec<usize>> {
-    if !order.is_empty() && captures.iter().any(|c| !c.group.is_empty()) {
+    if !order.is_empty() && captures.windows(2).any(|pair| pair[0].group != pair[1].group) {
         return Err(Error::usage("--replay-order: the captures are those of several processes")
             .hint("name the files of one process instead of the folder"));
     }

@@ -25,9 +25,16 @@ pub(super) struct Found {
 /// Reads files of one pool, and folders of files; `-` is stdin.
 pub(super) fn read<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Found> {
     let (mut found, mut pool) = (Found::default(), torch::Pool::default());
-    for path in paths {
+    let paths: Vec<&Path> = paths.collect();
+    for &path in &paths {
         if path.is_dir() {
-            let inside = folder(path)?;
+            let mut inside = folder(path)?;
+            // Programs share no memory; their processes may be called alike.
+            if paths.len() > 1 {
+                for capture in &mut inside.captures {
+                    capture.group = format!("{} {}", path.display(), capture.group).trim_end().to_owned();
+                }
+            }
             found.captures.extend(inside.captures);
             found.missing += inside.missing;
             found.warnings.extend(inside.warnings);
@@ -92,7 +99,10 @@ fn process(file: &Path) -> String {
 
 /// The line of a Python traceback that says what happened.
 fn last_line(file: &Path) -> String {
-    let text = fs::read_to_string(file).unwrap_or_default();
+    let text = match fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) => return format!("cannot read {}: {error}", file.display()),
+    };
     text.trim_end().lines().next_back().unwrap_or("no reason is given").trim().to_owned()
 }
 
@@ -101,8 +111,12 @@ fn nothing(folder: &Path, failure: Option<String>) -> Error {
     let came = |marker: &str| folder.join(marker).exists();
     let message = format!("no captured CUDA graph in {}", folder.display());
     if let Some(failure) = failure {
-        return Error::usage(format!("{message}: {failure}"))
-            .hint("the exporter needs cuda-bindings (`pip install cuda-bindings`) in the program's environment");
+        let import = ["cuda", "ImportError", "ModuleNotFound"].iter().any(|word| failure.contains(word));
+        return Error::usage(format!("{message}: {failure}")).hint(if import {
+            "the exporter needs cuda-bindings (`pip install cuda-bindings`) in the program's environment"
+        } else {
+            "the reason is in the program's output, and in the .failed files of that folder (--captures-dir keeps it)"
+        });
     }
     Error::usage(message).hint(if came("torch-imported") {
         "the program imported torch and captured no graph: is its graph capture on, and was it ready?"

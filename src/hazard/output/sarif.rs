@@ -71,7 +71,8 @@ fn result(graph: &Graph, cause: &Cause) -> Value {
     .collect();
     let kernels = [hazard.first, hazard.second].map(|n| graph.capture.nodes[n as usize].kernel.as_str());
     let title = graph.full_name();
-    let fingerprint = [&[title.as_str(), cause.tensor.as_str()][..], &kernels].concat();
+    // A group may be called by the number of its process, which is another in every run.
+    let fingerprint = [&[graph.capture.name.as_str(), cause.tensor.as_str()][..], &kernels].concat();
     json!({
         "ruleId": hazard.kind.label(),
         "level": if hazard.likelihood <= Likelihood::Likely { "error" } else { "warning" },
