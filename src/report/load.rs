@@ -19,13 +19,17 @@ fn folder(result: &Path) -> PathBuf {
 
 fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|error| {
+        let failure = Error::usage(format!("cannot read {}: {error}", path.display()));
+        if error.kind() != std::io::ErrorKind::NotFound {
+            return failure;
+        }
         let cut_off = path.with_file_name("journal.jsonl").exists();
         let hint = if cut_off {
             "the run was cut off: `toolstorm report` makes a summary of what its journal holds, --resume goes on with it"
         } else {
             "name the folder of a finished run: it holds summary.json"
         };
-        Error::usage(format!("cannot read {}: {error}", path.display())).hint(hint)
+        failure.hint(hint)
     })
 }
 
