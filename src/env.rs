@@ -20,6 +20,14 @@ pub const VARIABLES: &[Variable] = &[
         name: "PYTHONPATH",
         meaning: "kept, behind the exporter's own folder, for the Python program whose graphs are captured",
     },
+    Variable {
+        name: "TOOLSTORM_CAPTURE_DIR",
+        meaning: "where a Python program with the exporter on its path writes the graphs that it captures",
+    },
+    Variable {
+        name: "TOOLSTORM_CAPTURE_MARKS",
+        meaning: "what the exporter marks: dispatch, calls or both, the default",
+    },
     Variable { name: "XDG_CACHE_HOME", meaning: "where compiled CUDA kernels are kept, by content hash" },
 ];
 
