@@ -175,12 +175,26 @@ impl Client {
 
     /// A small request beside the load: `None` where it fails or the server does not know the path.
     pub async fn get(&self, path: &str) -> Option<String> {
+        let response = self.ask(path).await.ok()?;
+        if response.status().is_success() { response.text().await.ok() } else { None }
+    }
+
+    /// As [`Self::get`] a document that not every server has: `None` where the server answers 404, else why there is none.
+    pub async fn json(&self, path: &str) -> std::result::Result<Option<serde_json::Value>, String> {
+        let response = self.ask(path).await.map_err(|error| chain(&error))?;
+        match response.status().as_u16() {
+            404 => Ok(None),
+            200 => response.json().await.map(Some).map_err(|error| chain(&error)),
+            status => Err(format!("the server answers {status}")),
+        }
+    }
+
+    async fn ask(&self, path: &str) -> reqwest::Result<reqwest::Response> {
         let mut request = self.http.get(self.url(path)).timeout(Duration::from_secs(10));
         if let Some(key) = &self.endpoint.api_key {
             request = request.bearer_auth(&key.0);
         }
-        let response = request.send().await.ok()?;
-        if response.status().is_success() { response.text().await.ok() } else { None }
+        request.send().await
     }
 
     /// Posts a small document beside the load; false where it fails.

@@ -99,8 +99,9 @@ pub struct Exchange {
     pub neighbours: BTreeSet<u64>,
     /// Requests in flight when this one was sent, itself included.
     pub in_flight: u32,
-    /// For a corrupted response, what the server's race log has of the session, where it has one.
-    pub races: Option<serde_json::Value>,
+    /// For a corrupted response, what the server's race log has of the session, where it has one, or why it could not be
+    /// read.
+    pub races: Option<Result<serde_json::Value, String>>,
 }
 
 /// The answers to one turn in all its forms.

@@ -216,11 +216,6 @@ impl Flight {
             reply.cut |=
                 turn.cancel_after.is_some() && !matches!(judgement.verdict, Verdict::Valid | Verdict::Corrupted);
             let after_corruption = conversation.is_poisoned();
-            if reply.cut {
-                conversation.cancel();
-            } else {
-                conversation.absorb(&judgement);
-            }
             let races = if judgement.verdict == Verdict::Corrupted { self.races(place).await } else { None };
             let exchange = Exchange {
                 session,
@@ -243,6 +238,13 @@ impl Flight {
             } else {
                 None
             };
+            // Nothing is awaited from here to the report: a session that is stopped counts as corrupted only with the
+            // call that was.
+            if exchange.reply.cut {
+                conversation.cancel();
+            } else {
+                conversation.absorb(&exchange.judgement);
+            }
             self.report(Happening::Exchanged(Box::new(exchange)));
             if let Some(comparison) = comparison {
                 self.report(Happening::Compared(Box::new(comparison)));
@@ -303,12 +305,11 @@ impl Flight {
     }
 
     /// The hits of the server's race log that reached a session, before its next request adds to them.
-    async fn races(&self, place: u64) -> Option<serde_json::Value> {
+    async fn races(&self, place: u64) -> Option<Result<serde_json::Value, String>> {
         if !self.job.races {
             return None;
         }
-        let page = self.client.get(&format!("/races?session={place}")).await?;
-        serde_json::from_str(&page).ok()
+        self.client.json(&format!("/races?session={place}")).await.transpose()
     }
 
     async fn attempt(&self, turn: &Turn, place: u64) -> (Reply, Timing, u32) {

@@ -132,6 +132,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         hazards_failure: None,
         race_hits: None,
         races: None,
+        races_failure: None,
         overlap_share: None,
         virtual_step_us: None,
         server: BTreeMap::new(),
@@ -275,6 +276,7 @@ fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
                 *sums.entry(kind.clone()).or_default() += count;
             }
         }
+        sum.races_failure = sum.races_failure.take().or_else(|| launch.races_failure.clone());
         sum.hazard_tensors.extend(launch.hazard_tensors.iter().cloned());
         sum.hazards_failure = sum.hazards_failure.take().or_else(|| launch.hazards_failure.clone());
     }

@@ -102,13 +102,16 @@ impl Consumer for Progress {
                     self.show(*launch);
                 }
             }
-            RunEvent::LaunchEnded { launch, wall_ms, hazards_failure, .. } => {
+            RunEvent::LaunchEnded { launch, wall_ms, hazards_failure, races_failure, .. } => {
                 self.end(*launch, |now| {
                     let Now { arm, ended, corrupted, calls, .. } = now;
                     format!("{arm}: {corrupted} of {ended} sessions corrupted, {calls} calls, {:.1} s", wall_ms / 1e3)
                 });
                 if let Some(why) = hazards_failure {
                     self.bars.suspend(|| self.console.warn(format!("hazards not analysed: {why}")));
+                }
+                if let Some(why) = races_failure {
+                    self.bars.suspend(|| self.console.warn(format!("the race log could not be read: {why}")));
                 }
             }
             RunEvent::LaunchFailed { launch, arm, reason } => {

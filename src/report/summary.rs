@@ -143,6 +143,9 @@ pub struct ArmSummary {
     /// These by kind: who read what, and who wrote over it; null where no server has a race log.
     #[serde(default)]
     pub races: Option<BTreeMap<String, u64>>,
+    /// Why the race log of a launch could not be read.
+    #[serde(default)]
+    pub races_failure: Option<String>,
     /// Share of busy time with two or more streams active, where the engine says.
     pub overlap_share: Option<f64>,
     /// Mean virtual time of a decode step, where the engine says.

@@ -153,6 +153,7 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     if arm.launches_failed > 0 {
         parts.push(format!("{} launches failed", arm.launches_failed));
     }
+    parts.extend(arm.races_failure.iter().map(|why| format!("a race log could not be read: {why}")));
     parts.extend(arm.races.iter().flatten().map(|(kind, count)| format!("{count} × {kind}")));
     parts.extend(probes(arm));
     parts
@@ -164,6 +165,7 @@ fn probes(arm: &ArmSummary) -> Vec<String> {
     let told = |name: &str, part: f64, whole: f64| (whole > 0.0).then(|| format!("{name}: {part} of {whole}"));
     let differential =
         told("GE_DIFF rows that differed", counted("ge_diff_divergences_total"), counted("ge_diff_samples_total"));
-    let canary = told("canary hits in pages checked", counted("canary_hits_total"), counted("canary_checks_total"));
+    let (hits, pages) = (counted("canary_hits_total"), counted("canary_checks_total"));
+    let canary = (pages > 0.0).then(|| format!("canary: {hits} keys changed unexplained, in {pages} pages checked"));
     differential.into_iter().chain(canary).collect()
 }

@@ -40,6 +40,8 @@ pub struct LaunchTally {
     pub hazards: Option<u64>,
     /// What its server's race log holds.
     pub races: Option<Races>,
+    /// Why it could not be read.
+    pub races_failure: Option<String>,
     /// The tensors that explain them.
     pub hazard_tensors: Vec<String>,
     /// Why they are not known, or not all of them.
@@ -126,6 +128,7 @@ impl Tally {
                 hazard_tensors,
                 hazards_failure,
                 races,
+                races_failure,
                 wall_ms,
             } => {
                 let launch = self.launches.entry(*launch).or_default();
@@ -133,6 +136,7 @@ impl Tally {
                 launch.server.clone_from(server);
                 launch.hazards = *hazards;
                 launch.races.clone_from(races);
+                launch.races_failure.clone_from(races_failure);
                 launch.hazard_tensors.clone_from(hazard_tensors);
                 launch.hazards_failure.clone_from(hazards_failure);
                 launch.wall_ms += wall_ms;

@@ -107,6 +107,9 @@ pub enum RunEvent {
         /// What the server's race log holds, where it has one.
         #[serde(default)]
         races: Option<Races>,
+        /// Why it could not be read.
+        #[serde(default)]
+        races_failure: Option<String>,
         /// From the first session's start to the last one's end.
         wall_ms: f64,
     },

@@ -12,7 +12,7 @@ use super::why::Why;
 use crate::{
     drive::Exchange,
     error::{Error, Result},
-    validate::{CallJudgement, parity::Form},
+    validate::{CallJudgement, Verdict, parity::Form},
 };
 
 /// The folder of a session's evidence inside the result folder: `evidence/baseline-0-s017`.
@@ -55,12 +55,12 @@ pub(super) fn write(
         let _ = write!(text, "\nwhy, by the race log\n  {}\n", lines.join("\n  "));
     }
     put(stem("diff.txt"), text.as_bytes())?;
-    if let Some(why) = why {
-        put(stem("races.json"), format!("{:#}\n", why.log).as_bytes())?;
+    if let Some(log) = why.and_then(|why| why.log.as_ref()) {
+        put(stem("races.json"), format!("{log:#}\n").as_bytes())?;
     }
     // A race needs its neighbours: under lockstep the whole launch comes again, byte for byte.
-    let replay =
-        format!("toolstorm replay {}{}", folder.display(), if lockstep && form.is_none() { " --load" } else { "" });
+    let load = lockstep && form.is_none() && exchange.judgement.verdict == Verdict::Corrupted;
+    let replay = format!("toolstorm replay {}{}", folder.display(), if load { " --load" } else { "" });
     let about = about(&replay, arm, launch, exchange, form, lines);
     put(stem("verdict.json"), format!("{about:#}\n").as_bytes())
 }

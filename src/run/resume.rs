@@ -84,6 +84,7 @@ mod tests {
             hazard_tensors: Vec::new(),
             hazards_failure: None,
             races: None,
+            races_failure: None,
             wall_ms: 0.0,
         }
     }

@@ -149,9 +149,15 @@ impl Runner<'_> {
         if !analysed(todo, arm) {
             return None;
         }
-        Some(match self.captures(todo, arm) {
-            Some(folder) => target::hazards::of_captures(&folder).await,
-            None => target::hazards::of_engine(&arm.env).await,
+        let analysis = async {
+            match self.captures(todo, arm) {
+                Some(folder) => target::hazards::of_captures(&folder).await,
+                None => target::hazards::of_engine(&arm.env).await,
+            }
+        };
+        Some(tokio::select! {
+            () = self.stop.cancelled() => Err(Error::incomplete("the run was interrupted")),
+            found = analysis => found,
         })
     }
 
@@ -220,9 +226,12 @@ impl Runner<'_> {
         let wall_ms = self.clock.elapsed().saturating_sub(begin).as_secs_f64() * 1e3;
         let complete = !self.stop.is_cancelled();
         let metrics = if complete { client.get("/metrics").await } else { None };
-        let races = if complete && job.races { Races::read(client.get("/races").await) } else { None };
+        let races = if complete && job.races { client.json("/races").await } else { Ok(None) };
+        let races = races.and_then(|page| page.map(Races::read).transpose());
+        let (races, races_failure) = races.map_or_else(|error| (None, Some(error)), |races| (races, None));
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
         let hazards = if complete { self.hazards(todo, arm).await } else { None };
+        let complete = !self.stop.is_cancelled();
         let (found, hazards_failure) = match hazards.transpose() {
             Ok(found) => (found, None),
             Err(error) => (None, Some(error.sentence())),
@@ -234,10 +243,11 @@ impl Runner<'_> {
             server,
             hazards: found.as_ref().map(|found| found.count),
             hazards_failure: missing
-                .map(|found| format!("{} graphs could not be read", found.missing))
+                .map(|found| format!("graphs that could not be read: {}", found.missing))
                 .or(hazards_failure),
             hazard_tensors: found.map(|found| found.tensors).unwrap_or_default(),
             races,
+            races_failure,
             wall_ms,
         })
     }

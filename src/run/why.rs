@@ -25,17 +25,18 @@ pub struct Races {
 }
 
 impl Races {
-    /// What `GET /races` says; `None` from a server that has no race log.
-    pub(super) fn read(page: Option<String>) -> Option<Self> {
-        serde_json::from_str(&page?).ok()
+    /// What `GET /races` says.
+    pub(super) fn read(page: Value) -> Result<Self, String> {
+        serde_json::from_value(page).map_err(|error| error.to_string())
     }
 }
 
 /// The race hits behind a corrupted response.
 #[derive(Debug)]
 pub(super) struct Why {
-    /// What the server said of the session, each hit of the corrupted round with `at_first_wrong_byte`.
-    pub(super) log: Value,
+    /// What the server said of the session, each hit of the corrupted round with `at_first_wrong_byte`; nothing where it
+    /// could not be read.
+    pub(super) log: Option<Value>,
     /// The same in sentences.
     pub(super) lines: Vec<String>,
 }
@@ -44,7 +45,12 @@ impl Why {
     /// Of a corrupted response to a driver that asked for the race log; else nothing.
     pub(super) fn of(exchange: &Exchange, result: &Path) -> Option<Self> {
         let log = exchange.races.as_ref().filter(|_| exchange.judgement.verdict == Verdict::Corrupted)?;
-        let mut log = log.clone();
+        let mut log = match log {
+            Ok(log) => log.clone(),
+            Err(error) => {
+                return Some(Self { log: None, lines: vec![format!("the race log could not be read: {error}")] });
+            }
+        };
         let broken = first_wrong(exchange);
         let mut lines = Vec::new();
         let (mut exact, mut round, mut earlier) = (Vec::new(), Vec::new(), 0);
@@ -84,7 +90,7 @@ impl Why {
         if let Some(token) = replay(&exact).or_else(|| replay(&round)) {
             lines.push(format!("the step again: toolstorm replay {token}{}", output_dir(result)));
         }
-        Some(Self { log, lines })
+        Some(Self { log: Some(log), lines })
     }
 }
 
@@ -147,11 +153,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_race_log_is_none() {
-        assert_eq!(Races::read(None), None);
-        assert_eq!(Races::read(Some("<html>".into())), None);
-        let page = "{\"hits\": 3, \"kinds\": {\"a/b overwritten by c\": 3}, \"replayed\": null}";
+    fn what_is_no_race_log_is_an_error() {
+        assert!(Races::read(json!({"hits": 3})).unwrap_err().contains("kinds"));
+        let page = json!({"hits": 3, "kinds": {"a/b overwritten by c": 3}, "replayed": null});
         let kinds = BTreeMap::from([("a/b overwritten by c".to_owned(), 3)]);
-        assert_eq!(Races::read(Some(page.into())), Some(Races { kinds, replayed: None }));
+        assert_eq!(Races::read(page), Ok(Races { kinds, replayed: None }));
     }
 }

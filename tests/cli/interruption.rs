@@ -108,3 +108,20 @@ fn a_resumed_run_drives_what_is_left() {
     assert_eq!(slow.requests(), 7 + 3 * 2);
     assert_eq!(lines(&context.result().join("calls.jsonl")).len(), 12);
 }
+
+/// A session may not be corrupted in the journal while the call that shows it was never reported.
+#[test]
+fn an_interrupt_between_a_corruption_and_its_report_leaves_neither() {
+    let context = TestContext::new();
+    let server = Scripted::start(|request| match request.number {
+        0 => Act::Damage(|text| text.replace('a', "b")),
+        _ => Act::Silence,
+    });
+    let options = ["run", "agentic", "--json", "--quiet", "--rounds", "1", "--sessions", "1", "--parity", "form"];
+    let child = context.start(&[&options[..], &["--base-url", &server.url, "--model", "m"]].concat());
+    wait_for(&server, 2);
+    kill(pid(&child), Signal::SIGINT).unwrap();
+    let ran = Ran::of(&child.wait_with_output().unwrap());
+    let arm = &ran.json()["arms"][0];
+    assert_eq!((&arm["calls_corrupted"], &arm["sessions_corrupted"]), (&0.into(), &0.into()), "{}", ran.stderr);
+}
