@@ -98,6 +98,11 @@ fn wanted(args: &Args, spec: &BisectSpec, plan: &Plan, found: &Configurations) -
             .hint("raise it, or lower `sessions_per_probe`"));
     }
     let seed = Seed(plan.seed).fork("bisect");
+    if let Some(jobs) = args.options.jobs.filter(|jobs| jobs.get() > bisect::MOST_JOBS) {
+        let most = bisect::MOST_JOBS;
+        return Err(Error::usage(format!("--jobs {jobs}: a bisection runs at most {most} probes side by side"))
+            .hint(format!("leave --jobs out, or ask for --jobs {most}")));
+    }
     let jobs = execute::jobs(plan, args.options.jobs)?.min(bisect::MOST_JOBS);
     Ok(bisect::Plan { toggles: found.switches.len(), confidence, max_sessions, sessions_per_probe, jobs, seed })
 }

@@ -25,6 +25,7 @@ pub(super) struct Args {
     from: Option<PathBuf>,
     /// Run every arm for this many sessions first, for the expected time; without a number, for as many as run at once
     #[arg(long, value_name = "SESSIONS", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    #[arg(conflicts_with = "dry_run")]
     probe: Option<u64>,
     /// Share of sessions that a bug corrupts: what does it need? May be given several times
     #[arg(long, value_name = "SHARE")]
@@ -45,17 +46,15 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
             Error::usage(format!("--power {} is no probability", args.power)).hint("it lies between 0 and 1: 0.95")
         );
     }
+    let jobs = execute::jobs(&plan, args.options.jobs)?;
+    let question = |past| Question { past, jobs, rates: &args.bug_rate, power: args.power };
+    // What cannot be answered is refused before a probe spends minutes.
+    estimate(&plan, question(None))?;
     let past = match (args.probe, &args.from) {
         (Some(sessions), _) => Some(probe(&plan, sessions, &args.options, console)?),
         (None, from) => from.as_deref().map(load::summary).transpose()?,
     };
-    let question = Question {
-        past: past.as_ref(),
-        jobs: execute::jobs(&plan, args.options.jobs)?,
-        rates: &args.bug_rate,
-        power: args.power,
-    };
-    let estimate = estimate(&plan, question)?;
+    let estimate = estimate(&plan, question(past.as_ref()))?;
     show(&estimate, console);
     console.emit(&estimate);
     Ok(exit::PASS)

@@ -44,6 +44,17 @@ fn flags_that_make_no_sense_are_refused() {
     error: open arrivals need a rate
     hint: give --rate, in sessions a second
     ");
+    assert_snapshot!(complaint(&context, &["bisect", "bisect-overlap", "--jobs", "8"]), @r"
+    error: --jobs 8: a bisection runs at most 4 probes side by side
+    hint: leave --jobs out, or ask for --jobs 4
+    ");
+    assert_snapshot!(complaint(&context, &["plan", "gate", "--probe", "--bug-rate", "2"]), @r"
+    error: a bug in 2 of the sessions is none
+    hint: a rate lies between 0 and 1
+    ");
+    let both = complaint(&context, &["plan", "gate", "--probe", "--dry-run"]);
+    assert!(both.contains("'--dry-run'"), "{both}");
+    assert!(!context.path("results").exists(), "what is refused sends nothing");
     assert_snapshot!(complaint(&context, &["run", "agentic", "--extra-body", "[1]"]), @"error: --extra-body is no JSON object: invalid type: sequence, expected a map at line 1 column 0");
     assert_snapshot!(complaint(&context, &["report", "."]), @r"
     error: . is no result folder: it has no manifest.json
