@@ -57,12 +57,14 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     Ok(if played.score.is_perfect() { exit::PASS } else { exit::FAIL })
 }
 
-/// The short self-check before a run: at the run's own concurrency, every class several times.
+/// The short self-check before a run: at the run's concurrency, at least 16 and at most 512, every class several times.
 pub(super) fn before(plan: &Plan, console: Console) -> Result<Selfcheck> {
     let most = plan.arms.iter().map(|arm| arm.concurrency).max().unwrap_or(1);
+    let concurrency = most.clamp(16, 512);
     let load = Load {
-        sessions: 300,
-        concurrency: most.clamp(16, 512) as usize,
+        // Fewer sessions than run at once would not reach the concurrency.
+        sessions: u64::from(concurrency).max(300),
+        concurrency: concurrency as usize,
         rounds: 2,
         seed: Seed(plan.seed),
         mix: Mix { faulty_permille: 500 },
@@ -73,8 +75,13 @@ pub(super) fn before(plan: &Plan, console: Console) -> Result<Selfcheck> {
     let score = &played.score;
     if !score.is_perfect() {
         let first = played.mistakes.first().map_or_else(String::new, |mistake| format!(": {mistake}"));
-        return Err(Error::usage(format!("the harness fails its own self-check{first}"))
-            .hint(format!("see all of it: toolstorm selfcheck --seed {}", plan.seed)));
+        let Load { sessions, rounds, seed, .. } = load;
+        return Err(Error::usage(format!("the harness fails its own self-check{first}")).hint(format!(
+            "see all of it: toolstorm selfcheck --sessions {sessions} --concurrency {concurrency} --rounds {rounds} \
+             --seed {} --stall-timeout {}",
+            seed.0,
+            load.stall.as_secs()
+        )));
     }
     Ok(Selfcheck {
         sessions: load.sessions,
