@@ -30,6 +30,7 @@ pub struct Family {
 }
 
 /// Every family, most telling first. Anything shaped like `<|word|>` or `<…tool_call…>` counts without an entry here.
+/// `<tool_call_id>` does not: in prose such a tag holds the place of a value.
 pub const FAMILIES: &[Family] = &[
     Family { name: "DSML", markers: &["<|dsml", "</|dsml", "|dsml|", "<dsml"], kind: Kind::Call },
     Family { name: "MiniMax", markers: &["]<]minimax[>[", "<minimax:", "</minimax:"], kind: Kind::Call },
@@ -81,6 +82,21 @@ pub const FAMILIES: &[Family] = &[
         markers: &["<|\"|>", "<escape>", "<start_of_turn>", "<end_of_turn>", "[/inst]", "]~b]", "[e~["],
         kind: Kind::Turn,
     },
+];
+
+/// What names a tag of calls, wherever it stands in the tag.
+const SPEAKING: &[&str] = &[
+    "tool_call",
+    "toolcall",
+    "tool_use",
+    "tool_sep",
+    "function_call",
+    "python_tag",
+    "python_start",
+    "python_end",
+    "action_start",
+    "action_end",
+    "|plugin|",
 ];
 
 /// A marker found.
@@ -162,10 +178,7 @@ fn token(rest: &str) -> Option<Hit> {
     if inner.contains(['<', '\n', '{']) {
         return None;
     }
-    let speaks_of_calls =
-        ["tool_call", "toolcall", "tool_use", "function_call", "tool_sep", "python_", "action_", "_action", "plugin"]
-            .iter()
-            .any(|word| inner.contains(word));
+    let speaks_of_calls = SPEAKING.iter().any(|word| inner.contains(word)) && !inner.ends_with("_id");
     let control = inner.len() > 2 && inner.starts_with('|') && inner.ends_with('|');
     match (control, speaks_of_calls) {
         (true, false) => Some(Hit::new("chat template", token, Kind::Turn)),
@@ -237,13 +250,22 @@ fn uncover(text: &str) -> &str {
 
 /// The text without one tag or control token at its start, with the role behind it, and one at its end.
 fn untag(text: &str) -> &str {
+    /// Bytes of a tag at most. Looking no further keeps the rounds of [`uncover`] linear in the text.
+    const LONGEST: usize = 48;
     let is_word = |tag: &str| {
         let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'|' | b'-');
-        !tag.is_empty() && tag.len() <= 48 && tag.bytes().all(letter)
+        !tag.is_empty() && tag.bytes().all(letter)
     };
     let is_control = |tag: &str| tag.len() > 2 && tag.starts_with('|') && tag.ends_with('|');
-    let opening = text.strip_prefix('<').and_then(|rest| rest.split_once('>')).filter(|(tag, _)| is_word(tag));
-    let closing = text.strip_suffix('>').and_then(|rest| rest.rsplit_once('<'));
+    let opening = text.strip_prefix('<').and_then(|rest| {
+        let end = rest.bytes().take(LONGEST + 1).position(|byte| byte == b'>')?;
+        Some((&rest[..end], &rest[end + 1..])).filter(|(tag, _)| is_word(tag))
+    });
+    let closing = text.strip_suffix('>').and_then(|rest| {
+        let length = rest.bytes().rev().take(LONGEST + "/<".len()).position(|byte| byte == b'<')?;
+        let start = rest.len() - length;
+        Some((&rest[..start - 1], &rest[start..]))
+    });
     let pair = |tag: &str| closing.is_some_and(|(_, end)| end.strip_prefix('/') == Some(tag));
     match (opening, closing) {
         (Some((tag, rest)), _) if is_control(tag) => {
@@ -381,6 +403,9 @@ mod tests {
             "<p>hello</p>",
             "これは｜表｜です",
             "Vec<Option<u8>>",
+            "Run <python_path>/bin/pip install x.",
+            "POST /messages/<tool_use_id>",
+            "<plugin>maven-jar-plugin</plugin>",
             "|---|---|",
         ] {
             assert_eq!(find(text, &[]), None, "{text}");
