@@ -21,7 +21,7 @@ impl<T: Trial> Jury<'_, T> {
 
     fn vote(&mut self, set: &[usize]) -> bool {
         self.spent += self.sessions_per_vote;
-        let probe = Probe { bad: set.to_vec(), sessions: self.sessions_per_vote };
+        let probe = Probe { bad: set.to_vec(), sessions: self.sessions_per_vote, known: 0 };
         matches!(self.trial.run(&probe), Ok(Outcome::Judged(counts)) if counts.events > 0)
     }
 }

@@ -108,6 +108,8 @@ pub struct Probe {
     pub bad: Vec<usize>,
     /// Sessions to run in one fresh server.
     pub sessions: u64,
+    /// Outcomes that were recorded when it was chosen; probes of one step share it.
+    pub known: u64,
 }
 
 /// What a probe showed.

@@ -1,6 +1,6 @@
 //! The search: both ends first, then the most telling probes, then the answer against its complement.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Answer, Ending, MOST_TOGGLES, Outcome, Plan, Probe, Subset,
@@ -37,8 +37,8 @@ pub struct Search {
     groups: Vec<Vec<usize>>,
     posterior: Option<Posterior>,
     barred: BTreeSet<Subset>,
-    /// Configurations that failed to start once.
-    suspects: BTreeSet<Subset>,
+    /// Configurations that failed to start once, and [`Probe::known`] of the probe that did.
+    suspects: BTreeMap<Subset, u64>,
     good: Counts,
     bad: Counts,
     sessions: u64,
@@ -59,7 +59,7 @@ impl Search {
             groups,
             posterior: None,
             barred: BTreeSet::new(),
-            suspects: BTreeSet::new(),
+            suspects: BTreeMap::new(),
             good: Counts::default(),
             bad: Counts::default(),
             sessions: 0,
@@ -85,11 +85,16 @@ impl Search {
     pub fn record(&mut self, probe: &Probe, outcome: &Outcome) {
         self.probes += 1;
         let set = self.subset(&probe.bad);
+        // A neighbour's outcome may have led into other groups since the probe was chosen; these cannot express it.
+        let outdated = self.members(set) != probe.bad;
+        if let Outcome::Judged(counts) = outcome {
+            self.sessions += counts.trials;
+        }
         let counts = match outcome {
+            _ if outdated => return,
             Outcome::Judged(counts) if counts.trials > 0 => *counts,
-            Outcome::Judged(_) | Outcome::Skipped(_) => return self.skip(set),
+            Outcome::Judged(_) | Outcome::Skipped(_) => return self.skip(set, probe.known),
         };
-        self.sessions += counts.trials;
         match &mut self.posterior {
             Some(posterior) => posterior.update(set, counts),
             None if set.is_empty() => self.good = self.good + counts,
@@ -194,7 +199,7 @@ impl Search {
     }
 
     /// As many of `probes` as run side by side and leave the budget whole. A lone probe that is large enough is split
-    /// into launches: launches differ, so two halves also say more than one whole.
+    /// into launches: launches differ, so two halves also say more than one whole. What failed to start is tried whole.
     fn affordable(&self, mut probes: Vec<Probe>) -> Step {
         probes.truncate(self.plan.jobs.max(1));
         let left = self.plan.max_sessions.saturating_sub(self.sessions);
@@ -202,7 +207,9 @@ impl Search {
             probes.pop();
         }
         let smallest = self.plan.sessions_per_probe;
-        if let [whole] = probes.as_slice() {
+        if let [whole] = probes.as_slice()
+            && !self.suspects.contains_key(&self.subset(&whole.bad))
+        {
             let parts = (whole.sessions / smallest).clamp(1, self.plan.jobs.max(1) as u64);
             let part = |index| Probe { sessions: (whole.sessions + index) / parts, ..whole.clone() };
             probes = (0..parts).map(part).collect();
@@ -210,9 +217,9 @@ impl Search {
         if probes.is_empty() { self.done(Ending::Undecided) } else { Step::Probe(probes) }
     }
 
-    /// A machine may be busy once; what fails to start twice is not asked a third time.
-    fn skip(&mut self, set: Subset) {
-        if self.suspects.insert(set) {
+    /// A machine may be busy once; what fails to start in two steps is not asked a third time.
+    fn skip(&mut self, set: Subset, known: u64) {
+        if *self.suspects.entry(set).or_insert(known) == known {
             return;
         }
         if self.posterior.is_none() {
@@ -286,7 +293,7 @@ impl Search {
     }
 
     fn probe(&self, set: Subset, sessions: u64) -> Probe {
-        Probe { bad: self.members(set), sessions }
+        Probe { bad: self.members(set), sessions, known: self.probes }
     }
 
     fn members(&self, set: Subset) -> Vec<usize> {
@@ -432,12 +439,45 @@ mod tests {
     #[test]
     fn a_lone_large_probe_is_split_into_launches() {
         let search = Search::new(Plan { jobs: 2, ..plan(8, 6000) });
-        let sizes = |sessions| match search.affordable(vec![Probe { bad: vec![0], sessions }]) {
+        let sizes = |sessions| match search.affordable(vec![Probe { bad: vec![0], sessions, known: 0 }]) {
             Step::Probe(probes) => probes.iter().map(|probe| probe.sessions).collect::<Vec<_>>(),
             Step::Done(_) => Vec::new(),
         };
         assert_eq!([sizes(24), sizes(47), sizes(49), sizes(96)], [vec![24], vec![47], vec![24, 25], vec![48, 48]]);
         assert_eq!(sizes(7000), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn halves_of_one_probe_that_do_not_start_count_once() {
+        let mut search = Search::new(Plan { jobs: 2, ..plan(8, 6000) });
+        let set = search.subset(&[0]);
+        let halves = search.affordable(vec![search.probe(set, 48)]);
+        let Step::Probe(halves) = halves else { panic!("no probe") };
+        assert_eq!(halves.len(), 2);
+        let skipped = Outcome::Skipped("did not start".into());
+        for half in &halves {
+            search.record(half, &skipped);
+        }
+        assert!(search.barred.is_empty());
+        let whole = search.probe(set, 48);
+        assert_eq!(search.affordable(vec![whole.clone()]), Step::Probe(vec![whole.clone()]));
+        search.record(&whole, &skipped);
+        assert!(search.barred.contains(&set));
+    }
+
+    #[test]
+    fn a_probe_of_groups_that_are_gone_only_costs() {
+        let mut search = Search::new(plan(40, 6000));
+        let set = Subset::one(0).flip(3);
+        let (probe, inside) = (search.probe(set, 24), search.probe(Subset::one(0), 24));
+        search.excluded = search.groups.split_off(3).concat();
+        search.groups = split(&search.groups.concat());
+        let before = (search.bad, search.suspects.clone());
+        search.record(&probe, &Outcome::Judged(Counts::new(24, 24)));
+        search.record(&probe, &Outcome::Skipped("did not start".into()));
+        assert_eq!((search.bad, search.suspects.clone(), search.sessions), (before.0, before.1, 24));
+        search.record(&inside, &Outcome::Judged(Counts::new(1, 24)));
+        assert_eq!((search.bad, search.sessions), (Counts::new(1, 24), 48));
     }
 
     #[test]

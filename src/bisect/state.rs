@@ -109,7 +109,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let header = Header::new("a".into(), Vec::new(), 24);
         let entry = |n| Entry {
-            probe: Probe { bad: vec![n], sessions: 24 },
+            probe: Probe { bad: vec![n], sessions: 24, known: 0 },
             outcome: Outcome::Judged(Counts::new(n as u64, 24)),
         };
         let mut state = State::create(folder.path(), &header).unwrap();
