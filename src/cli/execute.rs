@@ -105,7 +105,7 @@ pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
     let virtual_gpu = |arm: &Arm| {
         // What no engine would start with is left to the launch to tell.
         let toggles = Toggles::resolve(env::all().into_iter().chain(arm.env.clone()));
-        toggles.is_ok_and(|toggles| match toggles.device {
+        toggles.map_or(true, |toggles| match toggles.device {
             DeviceChoice::Sim => true,
             DeviceChoice::Cuda => false,
             DeviceChoice::Auto => cuda::device_count() == 0,
