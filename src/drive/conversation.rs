@@ -135,8 +135,7 @@ impl Conversation {
 
     /// `turn` in another form: the same messages, no cancel and no pause.
     pub fn again(turn: &Turn, form: Form) -> Turn {
-        // The body was written by this conversation.
-        let mut body: Map<String, Value> = serde_json::from_slice(&turn.body).unwrap_or_default();
+        let mut body: Map<String, Value> = serde_json::from_slice(&turn.body).expect("a conversation wrote the body");
         let stream = form == Form::Streamed;
         body.insert("stream".into(), json!(stream));
         if stream {
@@ -150,7 +149,7 @@ impl Conversation {
             expectation.tool_choice = ToolChoice::None;
             expectation.calls = None;
         }
-        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let body = serde_json::to_vec(&body).expect("JSON values can be written");
         Turn { body, stream, cancel_after: None, think: Duration::ZERO, think_steps: 0, expectation, ..turn.clone() }
     }
 
@@ -275,8 +274,7 @@ impl Conversation {
             body.insert("stream_options".into(), json!({"include_usage": true}));
         }
         body.extend(self.common.extra_body.clone());
-        // Writing a JSON value to memory cannot fail.
-        serde_json::to_vec(&body).unwrap_or_default()
+        serde_json::to_vec(&body).expect("JSON values can be written")
     }
 }
 
