@@ -11,6 +11,7 @@ use crate::{
         folder,
         history::{self, Trend},
         html,
+        table::bounds,
         terminal::Console,
     },
 };
@@ -47,9 +48,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
 fn show(trend: &Trend, console: Console) {
     console.say(format!("{} / {}", trend.name, trend.arm));
     for point in &trend.points {
-        let bounds = point
-            .interval
-            .map_or_else(String::new, |[low, high]| format!("  {:.1}–{:.1} %", low * 100.0, high * 100.0));
+        let bounds = point.interval.map_or_else(String::new, |interval| format!("  {}", bounds(interval)));
         let (corrupted, judged) = (point.sessions_corrupted, point.sessions_judged);
         console.say(format!("  {}  {corrupted:>4} of {judged:<5}{bounds}", point.created_at));
     }

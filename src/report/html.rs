@@ -9,7 +9,7 @@ use super::{
     plot::{self, Bar},
     position::{self, Positions},
     summary::{ArmSummary, Outcome, Summary},
-    table::{details, percent, selfcheck, sessions},
+    table::{bounds, details, percent, selfcheck, sessions},
     tally::Tally,
 };
 use crate::{
@@ -45,7 +45,7 @@ pub fn render(plan: &Plan, tally: &Tally, summary: &Summary) -> Result<String> {
 
 fn row(arm: &ArmSummary) -> serde_json::Value {
     let interval = arm.session_corruption_rate_interval;
-    let interval = interval.map(|[low, high]| format!("{:.1}–{:.1} %", low * 100.0, high * 100.0));
+    let interval = interval.map(bounds);
     json!({
         "name": arm.name,
         "env": arm.env,

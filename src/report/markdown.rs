@@ -7,7 +7,7 @@ use super::{
     parity::Parity,
     position,
     summary::Summary,
-    table::{details, launch_note, percent, selfcheck, sessions},
+    table::{bounds, details, launch_note, percent, selfcheck, sessions},
     tally::Tally,
 };
 
@@ -24,7 +24,6 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
     let _ = writeln!(text, "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|");
     for arm in &summary.arms {
         let latency = |name: &str| arm.latency.get(name).map_or_else(|| "–".into(), |value| format!("{value:.1}"));
-        let bound = |share: f64| format!("{:.1}", share * 100.0);
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
@@ -33,8 +32,7 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
             sessions(arm),
             arm.sessions_corrupted,
             percent(arm.session_corruption_rate),
-            arm.session_corruption_rate_interval
-                .map_or_else(|| "–".into(), |[lower, upper]| format!("{}–{} %", bound(lower), bound(upper))),
+            arm.session_corruption_rate_interval.map_or_else(|| "–".into(), bounds),
             arm.calls,
             arm.calls_corrupted,
             arm.hazards.map_or_else(|| "–".into(), |count| count.to_string()),

@@ -76,10 +76,7 @@ fn row(arm: &ArmSummary, hazards: bool) -> Vec<Cell> {
         right(sessions(arm)),
         right(arm.sessions_corrupted.to_string()),
         right(percent(arm.session_corruption_rate)),
-        right(
-            interval
-                .map_or_else(|| "–".into(), |[lower, upper]| format!("{:.1}–{:.1} %", lower * 100.0, upper * 100.0)),
-        ),
+        right(interval.map_or_else(|| "–".into(), bounds)),
         right(arm.calls.to_string()),
         right(arm.calls_corrupted.to_string()),
     ];
@@ -120,6 +117,11 @@ pub(super) fn percent(share: Option<f64>) -> String {
     share.map_or_else(|| "–".into(), |share| format!("{:.1} %", share * 100.0))
 }
 
+/// An interval of shares in percent.
+pub(crate) fn bounds([lower, upper]: [f64; 2]) -> String {
+    format!("{:.1}–{:.1} %", lower * 100.0, upper * 100.0)
+}
+
 /// A warning where an arm has too few launches to tell how much launches differ.
 pub(super) fn launch_note(summary: &Summary) -> Option<String> {
     let fewest = summary.arms.iter().map(|arm| arm.launches).filter(|launches| *launches > 0).min()?;
@@ -138,10 +140,10 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     parts.extend(arm.infra.iter().map(|(class, count)| format!("{count} {class} (not counted)")));
     parts.extend(arm.quirks.iter().map(|(quirk, count)| format!("{count} {quirk} (quirk)")));
     if let Some(effect) = arm.launch_effect.filter(|effect| effect.design_effect > 1.0) {
-        let LaunchEffect { launches, design_effect, interval: [lower, upper], .. } = effect;
-        let (lower, upper) = (lower * 100.0, upper * 100.0);
+        let LaunchEffect { launches, design_effect, interval, .. } = effect;
+        let interval = bounds(interval);
         parts.push(format!(
-            "its {launches} launches differ: design effect {design_effect:.1}, allowing for it {lower:.1}–{upper:.1} %"
+            "its {launches} launches differ: design effect {design_effect:.1}, allowing for it {interval}"
         ));
     }
     if !arm.hazard_tensors.is_empty() {
