@@ -90,9 +90,9 @@ impl Device {
         Self { inner: Rc::new(inner) }
     }
 
-    /// The backend's name.
-    pub fn backend_name(&self) -> &'static str {
-        self.inner.backend.borrow().name()
+    /// Whether the backend notices and logs races.
+    pub fn logs_races(&self) -> bool {
+        self.inner.backend.borrow().logs_races()
     }
 
     /// Grows the arena to `bytes`, so that later captures find room.

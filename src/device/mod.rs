@@ -55,9 +55,6 @@ pub struct GraphId(pub u32);
 /// capture is under way the backend sees the same `enqueue`, `record` and `wait` calls (CUDA captures them natively; the
 /// virtual GPU ignores them and takes the recorded graph at the end).
 pub trait Backend {
-    /// A short name for reports: `sim` or `cuda`.
-    fn name(&self) -> &'static str;
-
     /// Makes the arena at least `bytes` long. Never called during capture.
     fn reserve(&mut self, bytes: u64) -> Result<()>;
 
@@ -112,7 +109,12 @@ pub trait Backend {
         Vec::new()
     }
 
-    /// Takes the race hits logged since the last call; only the virtual GPU can know them.
+    /// Whether races are noticed and logged; only the virtual GPU can know them.
+    fn logs_races(&self) -> bool {
+        false
+    }
+
+    /// Takes the race hits logged since the last call; empty without a log.
     fn drain_race_hits(&mut self) -> Vec<sim::RaceHit> {
         Vec::new()
     }

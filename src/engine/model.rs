@@ -188,12 +188,11 @@ impl TokenModel for Model {
 
     fn activity(&self) -> Activity {
         let stats = &self.decode_stats;
-        let logs_races = self.network.device.backend_name() == "sim";
         Activity {
             steps: self.steps,
             overlap_share: Some(stats.overlap_share()),
             virtual_step_us: (self.steps > 0).then(|| stats.total_ns as f64 / 1000.0 / self.steps as f64),
-            race_hits: logs_races.then_some(stats.race_hits),
+            race_hits: self.network.device.logs_races().then_some(stats.race_hits),
             canary_checks: self.canary.as_ref().map(|canary| canary.checks),
             canary_hits: self.canary.as_ref().map(|canary| canary.hits),
             canary_first: self.canary.as_ref().and_then(|canary| canary.first),

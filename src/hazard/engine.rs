@@ -120,10 +120,6 @@ impl Recorder {
 }
 
 impl Backend for Recorder {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.memory.borrow_mut().reserve(bytes);
         Ok(())

@@ -116,10 +116,6 @@ impl Cuda {
 }
 
 impl Backend for Cuda {
-    fn name(&self) -> &'static str {
-        "cuda"
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         if bytes <= self.arena_bytes {
             return Ok(());

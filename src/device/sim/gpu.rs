@@ -178,10 +178,6 @@ impl Sim {
 }
 
 impl Backend for Sim {
-    fn name(&self) -> &'static str {
-        "sim"
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.memory.reserve(bytes);
         Ok(())
@@ -284,6 +280,10 @@ impl Backend for Sim {
 
     fn stats(&self) -> Stats {
         self.stats
+    }
+
+    fn logs_races(&self) -> bool {
+        true
     }
 
     fn drain_race_hits(&mut self) -> Vec<RaceHit> {

@@ -31,10 +31,6 @@ fn differs(what: &str, sim: &Sim) -> Error {
 }
 
 impl Backend for Rerun {
-    fn name(&self) -> &'static str {
-        self.first.name()
-    }
-
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.both(|sim| sim.reserve(bytes))
     }
@@ -102,6 +98,10 @@ impl Backend for Rerun {
 
     fn replay_token(&self) -> Option<String> {
         self.first.replay_token()
+    }
+
+    fn logs_races(&self) -> bool {
+        self.first.logs_races()
     }
 
     fn drain_race_hits(&mut self) -> Vec<RaceHit> {
