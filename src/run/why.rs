@@ -81,7 +81,9 @@ impl Why {
             lines.push("no race hit reached this session's row in this round".to_owned());
         }
         if earlier > 0 {
-            lines.push(format!("{earlier} hits in earlier rounds, whose cache entries this one reads"));
+            lines.push(format!(
+                "{earlier} hits in earlier rounds, their other forms included, whose cache entries this one may read"
+            ));
         }
         match log["dropped"].as_u64() {
             Some(dropped) if dropped > 0 => lines.push(format!("{dropped} older hits of the session were dropped")),

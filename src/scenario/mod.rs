@@ -181,7 +181,6 @@ pub enum Parity {
 }
 
 impl Parity {
-    // The signature is serde's.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it by reference")]
     fn is_off(&self) -> bool {
         *self == Self::Off
