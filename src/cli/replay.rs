@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
 
 /// The first response whose corruption a launch can show again.
 fn corrupted(recorded: &[Recorded]) -> Result<&Recorded> {
-    recorded.iter().find(is_corrupted).ok_or_else(|| {
+    recorded.iter().find(|exchange| is_corrupted(exchange)).ok_or_else(|| {
         if recorded.iter().all(|recorded| recorded.about.parity.is_some()) {
             return Error::usage("only the turn's other form was damaged in this session")
                 .hint("replay it without --load");
@@ -86,7 +86,7 @@ fn corrupted(recorded: &[Recorded]) -> Result<&Recorded> {
     })
 }
 
-fn is_corrupted(recorded: &&Recorded) -> bool {
+fn is_corrupted(recorded: &Recorded) -> bool {
     recorded.about.verdict == Verdict::Corrupted && recorded.about.parity.is_none()
 }
 
@@ -204,9 +204,9 @@ fn show_again(recorded: &[Recorded], again: &Again, console: Console) -> Result<
     let evidence = run::evidence_folder(&again.result, &about.arm, about.launch, about.session);
     let came = if evidence.is_dir() { replay::read(&evidence)? } else { Vec::new() };
     let mut seen = false;
-    for exchange in recorded.iter().filter(is_corrupted) {
+    for exchange in recorded.iter().filter(|exchange| is_corrupted(exchange)) {
         let round = exchange.about.round;
-        let other = came.iter().filter(is_corrupted).find(|other| other.about.round == round);
+        let other = came.iter().filter(|exchange| is_corrupted(exchange)).find(|other| other.about.round == round);
         seen |= other.is_some();
         let same_bytes = other.map(|other| exchange.about.same_answer(&other.about));
         let same_races = other.and_then(|other| Some(exchange.races.as_ref()? == other.races.as_ref()?));

@@ -32,7 +32,8 @@ pub(super) fn read<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Found> {
             // Programs share no memory; their processes may be called alike.
             if paths.len() > 1 {
                 for capture in &mut inside.captures {
-                    capture.group = format!("{} {}", path.display(), capture.group).trim_end().to_owned();
+                    let group = format!("{} {}", path.display(), capture.group);
+                    group.trim_end().clone_into(&mut capture.group);
                 }
             }
             found.captures.extend(inside.captures);
