@@ -325,6 +325,7 @@ fn ordinary_answers_are_called_nothing() {
         "aGVsbG8gd29ybGQgdGhpcyBpcyBiYXNlNjQgZW5jb2RlZCB0ZXh0IHRoYXQgaXMgbG9uZw==",
         "sha256: e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
         "Привет, OpenAI и Wi-Fi! 日本語text と µm, Δx, naïve café.",
+        "Run <python_path>/bin/pip install x.",
         "The key is 00000000-0000-0000-0000-000000000000.",
         "1,000,000,000,000,000,000 is a quintillion.",
         "Wait... what?! No!!! Really?",
