@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::context::{TestContext, lines, read};
+use crate::{
+    context::{TestContext, lines, read},
+    scripted::{Act, Scripted},
+};
 
 const SCENARIO: &str = r#"
 name = "small"
@@ -94,6 +97,16 @@ fn a_corrupted_call_is_explained_and_comes_again_byte_for_byte() {
     assert_eq!((&documents[1]["same_bytes"], &documents[1]["same_races"]), (&true.into(), &true.into()));
     let judged = lines(&context.result().join("calls.jsonl"));
     assert!(judged.iter().any(|other| other["arguments"] == call["arguments"] && other["verdict"] == "corrupted"));
+}
+
+#[test]
+fn a_launch_is_not_driven_again_for_what_was_not_corrupted() {
+    let (context, server) = (TestContext::new(), Scripted::start(|_| Act::Cut));
+    context.load(&server.url, &[]);
+    let evidence = std::fs::read_dir(context.result().join("evidence")).unwrap().next().unwrap().unwrap().path();
+    let ran = context.run(&["replay", evidence.to_str().unwrap(), "--load"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("no recorded response of this session is corrupted"), "{}", ran.stderr);
 }
 
 #[test]

@@ -149,6 +149,10 @@ fn processes_are_groups_with_pools_of_their_own() {
     assert_eq!(report["hazards"], one["hazards"].as_u64().unwrap() * 2, "nothing is found between processes");
     let names: Vec<&str> = report["groups"].as_array().unwrap().iter().filter_map(|g| g["name"].as_str()).collect();
     assert_eq!(names, ["process 1", "process 2"]);
+    let both = toolstorm(&["--json", "hazards", &kept.display().to_string(), &ranks.display().to_string()]);
+    let both: Value = serde_json::from_slice(&both.stdout).unwrap();
+    assert_eq!(both["hazards"], one["hazards"].as_u64().unwrap() * 3, "nothing is found between programs");
+    assert_eq!(both["groups"].as_array().map(Vec::len), Some(3));
     let text = String::from_utf8(toolstorm(&["hazards", &ranks.display().to_string()]).stdout).unwrap();
     assert!(text.lines().any(|line| line.split_whitespace().take(3).eq(["process", "2", "2"])), "{text}");
 }
