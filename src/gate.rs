@@ -5,7 +5,12 @@ use serde_json::Value;
 use crate::{
     error::{Error, Result},
     exit,
-    report::summary::{ArmSummary, Expect, Outcome, Summary},
+    report::{
+        measure,
+        summary::{ArmSummary, Expect, Outcome, Summary},
+        tally::Tally,
+    },
+    run::Plan,
     scenario::{Gate, UntilSpec},
     stats::{Counts, interval, sequential},
 };
@@ -32,8 +37,16 @@ pub struct Ruling {
     pub arms: Vec<Decision>,
 }
 
+/// Refuses thresholds of `plan` that no result of it can be held against, before anything runs.
+pub fn check(plan: &Plan) -> Result<()> {
+    judge(&measure::summary(plan, &Tally::default(), None), &plan.gate).map(drop)
+}
+
 /// Judges every arm of a finished run.
 pub fn judge(summary: &Summary, gate: &Gate) -> Result<Ruling> {
+    for text in &gate.thresholds {
+        text.parse::<Threshold>()?.check(&summary.arms)?;
+    }
     let arms = summary.arms.iter().map(|arm| decide(arm, gate)).collect::<Result<Vec<_>>>()?;
     Ok(overall(arms, summary.interrupted))
 }
@@ -228,7 +241,8 @@ impl std::str::FromStr for Threshold {
         let (spelling, relation) = Relation::ALL.into_iter().find(|(sign, _)| text.contains(sign)).ok_or_else(wrong)?;
         let (name, limit) = text.split_once(spelling).ok_or_else(wrong)?;
         let limit: f64 = limit.trim().parse().map_err(|_| wrong())?;
-        let (arm, metric) = match name.split_once(':') {
+        // An arm's name may have colons, a number's has none.
+        let (arm, metric) = match name.rsplit_once(':') {
             Some((arm, metric)) => (Some(arm.trim().to_owned()), metric),
             None => (None, name),
         };
@@ -239,10 +253,37 @@ impl std::str::FromStr for Threshold {
     }
 }
 
+impl Threshold {
+    /// Refuses an arm that is not there.
+    fn check(&self, arms: &[ArmSummary]) -> Result<()> {
+        let Some(wanted) = self.arm.as_ref().filter(|name| arms.iter().all(|arm| arm.name != **name)) else {
+            return Ok(());
+        };
+        let error = Error::usage(format!("threshold: the result has no arm `{wanted}`"));
+        Err(did_you_mean(error, arms.iter().map(|arm| arm.name.clone()), wanted))
+    }
+
+    /// Whether it is about `arm`. Of an arm that is only reported, it must say so by name.
+    fn is_about(&self, arm: &ArmSummary) -> bool {
+        match &self.arm {
+            Some(name) => *name == arm.name,
+            None => arm.expect != Expect::Report,
+        }
+    }
+}
+
+fn did_you_mean(error: Error, known: impl Iterator<Item = String>, wanted: &str) -> Error {
+    let likeness = |name: &String| strsim::jaro_winkler(name, wanted);
+    match known.max_by(|a, b| likeness(a).total_cmp(&likeness(b))) {
+        Some(nearest) => error.hint(format!("did you mean `{nearest}`?")),
+        None => error,
+    }
+}
+
 fn apply_thresholds(arm: &ArmSummary, gate: &Gate, mut decision: Decision) -> Result<Decision> {
     for text in &gate.thresholds {
         let threshold: Threshold = text.parse()?;
-        if threshold.arm.as_ref().is_some_and(|name| *name != arm.name) || arm.expect == Expect::Report {
+        if !threshold.is_about(arm) {
             continue;
         }
         match metric(arm, gate, &threshold.metric)? {
@@ -279,20 +320,15 @@ fn metric(arm: &ArmSummary, gate: &Gate, name: &str) -> Result<Option<f64>> {
     match found {
         Some(Value::Number(number)) => Ok(number.as_f64()),
         Some(Value::Null) => Ok(None),
+        None if measure::figures().any(|figure| figure == name) => Ok(None),
         _ => Err(unknown_metric(&fields, name)),
     }
 }
 
 fn unknown_metric(fields: &Value, name: &str) -> Error {
     let numbers = fields.as_object().into_iter().flatten().filter(|(_, value)| value.is_number() || value.is_null());
-    let nearest = numbers
-        .map(|(key, _)| key)
-        .max_by(|a, b| strsim::jaro_winkler(a, name).total_cmp(&strsim::jaro_winkler(b, name)));
     let error = Error::usage(format!("threshold: the summary has no number `{name}`"));
-    match nearest {
-        Some(nearest) => error.hint(format!("did you mean `{nearest}`?")),
-        None => error,
-    }
+    did_you_mean(error, numbers.map(|(key, _)| key.clone()).chain(measure::figures()), name)
 }
 
 /// The exit code of an answer.
@@ -424,6 +460,26 @@ mod tests {
         let error = decide(&arm(0, 80), &with("p99_tfft_ms<1")).unwrap_err();
         assert_eq!(error.cure(), Some("did you mean `p99_ttft_ms`?"));
         assert!(decide(&arm(0, 80), &with("fast")).is_err());
+        assert_eq!(decided(&arm(0, 80), &with("p99_e2el_ms<1")).0, Outcome::Inconclusive);
+        let reported = ArmSummary { expect: Expect::Report, ..arm(0, 80) };
+        assert_eq!(decided(&reported, &with("p99_ttft_ms<1")).0, Outcome::Pass);
+        assert_eq!(decided(&reported, &with("arm:p99_ttft_ms<1")).0, Outcome::Fail);
+    }
+
+    #[test]
+    fn thresholds_that_no_result_can_meet_are_refused_before_the_run() {
+        let check = |text: &str| {
+            let (matrix, scenario) = crate::scenario::file::matrix("quick").unwrap();
+            let mut plan = crate::run::resolve(matrix, scenario, &crate::run::Overrides::default()).unwrap();
+            plan.gate.thresholds = vec![text.into()];
+            super::check(&plan)
+        };
+        check("baseline:p99_e2el_ms<250").unwrap();
+        let error = check("baselin:corruption_rate<0.1").unwrap_err();
+        assert!(error.to_string().contains("has no arm `baselin`"));
+        assert_eq!(error.cure(), Some("did you mean `baseline`?"));
+        assert_eq!(check("p99_e2e_ms<1").unwrap_err().cure(), Some("did you mean `p99_e2el_ms`?"));
+        check("fast").unwrap_err();
     }
 
     #[test]

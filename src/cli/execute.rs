@@ -31,7 +31,7 @@ const MOST_JOBS: usize = 8;
 
 /// Runs `plan`, or goes on with an interrupted run of it.
 pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result<u8> {
-    let code = run(plan, options, console);
+    let code = gate::check(&plan).and_then(|()| run(plan, options, console));
     if !options.git_bisect_codes {
         return code;
     }

@@ -8,7 +8,7 @@ use super::{execute, options::Options};
 use crate::{
     error::{Error, Result},
     exit,
-    gate::percent,
+    gate::{self, percent},
     plan::{Estimate, POWER, Question, estimate},
     report::{load, summary::Summary, terminal::Console},
     run::{Plan, resolve},
@@ -41,6 +41,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let (matrix, scenario) = file::matrix(&args.matrix)?;
     let plan = resolve(matrix, scenario, &args.options.overrides())?;
+    gate::check(&plan)?;
     if !(args.power > 0.0 && args.power < 1.0) {
         return Err(
             Error::usage(format!("--power {} is no probability", args.power)).hint("it lies between 0 and 1: 0.95")

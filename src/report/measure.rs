@@ -31,6 +31,17 @@ const DIGITS: u8 = 3;
 /// The latencies that are kept.
 pub const LATENCIES: [&str; 4] = ["ttft", "tpot", "itl", "e2el"];
 
+/// What is told of each of them.
+const QUANTILES: [(&str, f64); 4] = [("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)];
+
+/// The names of all figures that an arm has where they were observed.
+pub fn figures() -> impl Iterator<Item = String> {
+    let others = ["client_queue_time", "schedule_delay", "requested_rate", "achieved_rate", "stall_pct"];
+    let labels = || QUANTILES.iter().map(|(label, _)| *label).chain(["mean"]);
+    let latencies = LATENCIES.iter().flat_map(move |name| labels().map(move |label| format!("{label}_{name}_ms")));
+    latencies.chain(others.map(str::to_owned))
+}
+
 /// The summary of a run, its verdicts still open.
 pub fn summary(plan: &Plan, tally: &Tally, result: Option<&std::path::Path>) -> Summary {
     Summary {
@@ -322,7 +333,7 @@ fn latency(plan: &Plan, launches: &[&LaunchTally]) -> BTreeMap<String, f64> {
             continue;
         }
         figures.insert(format!("mean_{name}_ms"), histogram.mean() / 1e3);
-        for (label, quantile) in [("median", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99)] {
+        for (label, quantile) in QUANTILES {
             figures.insert(format!("{label}_{name}_ms"), histogram.value_at_quantile(quantile) as f64 / 1e3);
         }
     }
