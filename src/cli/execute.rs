@@ -138,8 +138,9 @@ fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
         return Err(Error::usage(format!("{} is the result of another plan", folder.path.display()))
             .hint("resume with the file and the flags that began the run"));
     }
-    let tally = Tally::of(&folder.events()?);
+    // Opened first: from here on no other process adds to it.
     let journal = Journal::append(&folder.journal())?;
+    let tally = Tally::of(&folder.events()?);
     Ok((folder, tally, journal))
 }
 

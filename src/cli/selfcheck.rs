@@ -21,13 +21,13 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Sessions in all
-    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     sessions: u64,
     /// Sessions at once
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     concurrency: u32,
     /// Rounds of each session
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Faulty answers in a thousand
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=1000))]

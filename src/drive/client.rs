@@ -15,6 +15,9 @@ use crate::{
     validate::{Ending, assemble::BODY_LIMIT},
 };
 
+/// Bytes of a small document at most.
+const SMALL: usize = 4 << 20;
+
 /// Where requests go.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
@@ -175,8 +178,23 @@ impl Client {
 
     /// A small request beside the load: `None` where it fails or the server does not know the path.
     pub async fn get(&self, path: &str) -> Option<String> {
-        let response = self.ask(path).await.ok()?;
-        if response.status().is_success() { response.text().await.ok() } else { None }
+        self.text(path).await.ok()
+    }
+
+    /// As [`Self::get`], with the reason where there is no text.
+    pub async fn text(&self, path: &str) -> std::result::Result<String, String> {
+        let mut response = self.ask(path).await.map_err(|error| format!("cannot reach it: {}", chain(&error)))?;
+        if !response.status().is_success() {
+            return Err(format!("it answers HTTP {}", response.status().as_u16()));
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
+            body.extend_from_slice(&chunk);
+            if body.len() > SMALL {
+                return Err(format!("given up after {SMALL} bytes"));
+            }
+        }
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// As [`Self::get`] a document that not every server has: `None` where the server answers 404, else why there is none.

@@ -6,8 +6,8 @@
 //! kill and is left out.
 
 use std::{
-    fs::File,
-    io::{BufRead, BufReader, Write},
+    fs::{File, TryLockError},
+    io::{BufRead, BufReader, ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -18,6 +18,9 @@ use crate::error::{Error, Result};
 
 /// The version that is written.
 pub const VERSION: u32 = 2;
+
+/// The last round that a journal may name: no scenario has more rounds, and reports have a row for each.
+const LAST_ROUND: u32 = 1000;
 
 /// The first line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,6 +40,7 @@ impl Journal {
     /// A new journal at `path`.
     pub fn create(path: &Path) -> Result<Self> {
         let file = File::options().create_new(true).append(true).open(path).map_err(|error| failed(path, &error))?;
+        lock(&file, path)?;
         let mut journal = Self { file, path: path.to_owned() };
         journal.line(&Header { journal: "toolstorm".into(), version: VERSION })?;
         Ok(journal)
@@ -44,8 +48,9 @@ impl Journal {
 
     /// The journal at `path`, to go on with. A torn last line is ended first.
     pub fn append(path: &Path) -> Result<Self> {
-        let torn = std::fs::read(path).map_err(|error| failed(path, &error))?.last().is_some_and(|byte| *byte != b'\n');
         let file = File::options().append(true).open(path).map_err(|error| failed(path, &error))?;
+        lock(&file, path)?;
+        let torn = std::fs::read(path).map_err(|error| failed(path, &error))?.last().is_some_and(|byte| *byte != b'\n');
         let mut journal = Self { file, path: path.to_owned() };
         if torn {
             journal.file.write_all(b"\n").map_err(|error| failed(path, &error))?;
@@ -90,7 +95,12 @@ pub fn read(path: &Path) -> Result<Vec<RunEvent>> {
                 torn = None;
                 events.push(event);
             }
-            Ok(event) if torn.is_none() => events.push(event),
+            Ok(event) if torn.is_none() => {
+                if round(&event) > LAST_ROUND {
+                    return Err(broken(number, &format!("a round above {LAST_ROUND}")));
+                }
+                events.push(event);
+            }
             Err(error) if torn.is_none() => torn = Some((number, error)),
             _ => break,
         }
@@ -98,6 +108,28 @@ pub fn read(path: &Path) -> Result<Vec<RunEvent>> {
     match torn {
         Some((number, error)) if !is_last(path, number)? => Err(broken(number, &error.to_string())),
         _ => Ok(events),
+    }
+}
+
+/// The round that `event` names; 0 where it names none.
+fn round(event: &RunEvent) -> u32 {
+    match event {
+        RunEvent::Answered(answer) => answer.calls.iter().map(|call| call.round).fold(answer.round, u32::max),
+        RunEvent::Compared { round, .. } => *round,
+        RunEvent::SessionEnded { rounds, .. } => *rounds,
+        _ => 0,
+    }
+}
+
+/// Keeps other processes off the journal as long as `file` is open.
+fn lock(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(Error::usage(format!("{}: another run writes to it", path.display()))
+            .hint("wait until it has ended, or stop it with Ctrl-C")),
+        // Where a file system knows no locks, a run must still be possible.
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(error)) => Err(failed(path, &error)),
     }
 }
 
@@ -136,6 +168,8 @@ mod tests {
         std::fs::write(&path, &whole[..whole.len() - 5]).unwrap();
         assert_eq!(read(&path).unwrap(), [started("a")]);
 
+        assert!(Journal::append(&path).unwrap_err().to_string().contains("another run"));
+        drop(journal);
         Journal::append(&path).unwrap().consume(&started("a")).unwrap();
         assert_eq!(read(&path).unwrap(), [started("a"), started("a")]);
     }
@@ -150,6 +184,9 @@ mod tests {
         let line = serde_json::to_string(&ended()).unwrap();
         std::fs::write(&path, format!("{text}{{broken\n{line}\n")).unwrap();
         assert!(read(&path).unwrap_err().to_string().contains(":3:"));
+        let far = r#"{"event":"session_ended","launch":0,"session":0,"end":"complete","rounds":4000000000}"#;
+        std::fs::write(&path, format!("{text}{far}\n{line}\n")).unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains(":3: a round above 1000"));
         std::fs::write(&path, "{\"journal\":\"toolstorm\",\"version\":99}\n").unwrap();
         assert!(read(&path).unwrap_err().cure().is_some());
     }

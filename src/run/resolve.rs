@@ -5,9 +5,16 @@ use std::collections::BTreeMap;
 use super::{Arm, Load, Partition, Plan, Until};
 use crate::{
     error::{Error, Result},
-    scenario::{ArmSpec, Arrival, Matrix, Parity, Range, Scenario, Span, TargetKind, UntilSpec},
+    scenario::{ArmSpec, Arrival, Matrix, Parity, Range, Scenario, Span, TargetKind, UntilSpec, file::MOST_SESSIONS},
     seed::Seed,
+    target,
 };
+
+/// Launches of an arm at most.
+const MOST_REPETITIONS: u32 = 10_000;
+
+/// Sessions a second at least: the gap between two starts is a length of time that clocks can hold.
+const LOWEST_RATE: f64 = 1e-6;
 
 /// What the command line says over the file's defaults; never over an arm's own value.
 #[derive(Debug, Clone, Default)]
@@ -213,25 +220,34 @@ fn product(axes: &BTreeMap<String, Vec<String>>) -> Vec<BTreeMap<String, String>
 
 fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
     let refuse = |message: String| Err(Error::usage(message));
-    if plan.arms.iter().any(|arm| arm.sessions == 0 || arm.repetitions == 0) {
-        return refuse("`sessions` and `repetitions` must be at least 1".into());
+    let sessions = plan.arms.iter().map(|arm| arm.sessions).chain(overrides.sessions);
+    if let Some(wrong) = sessions.into_iter().find(|sessions| !(1..=MOST_SESSIONS).contains(sessions)) {
+        return refuse(format!("`sessions` is {wrong}: it must be between 1 and {MOST_SESSIONS}"));
+    }
+    if let Some(arm) = plan.arms.iter().find(|arm| !(1..=MOST_REPETITIONS).contains(&arm.repetitions)) {
+        let (name, wrong) = (&arm.name, arm.repetitions);
+        return refuse(format!(
+            "`repetitions` of arm `{name}` is {wrong}: it must be between 1 and {MOST_REPETITIONS}"
+        ));
     }
     if plan.load.arrival != Arrival::Closed && plan.load.rate.is_none() {
         let hint = "give --rate, in sessions a second";
         return Err(Error::usage("open arrivals need a rate").hint(hint));
     }
-    if plan.load.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
-        return refuse("--rate must be above 0".into());
+    if let Some(rate) = plan.load.rate.filter(|rate| !(*rate >= LOWEST_RATE && rate.is_finite())) {
+        return refuse(format!("`rate` is {rate}: it must be a number of sessions a second, at least {LOWEST_RATE}"));
     }
     if plan.load.timeout.0.is_zero() || plan.load.stall_timeout.0.is_zero() {
         return refuse("a limit of 0 would end every request".into());
     }
-    if !(plan.gate.confidence > 0.5 && plan.gate.confidence < 1.0) {
-        return refuse("--confidence must lie between 0.5 and 1".into());
-    }
+    plan.gate.check()?;
     let homeless = plan.target.base_url.is_none() && plan.arms.iter().any(|arm| arm.base_url.is_none());
     if plan.target.kind == TargetKind::Url && homeless {
         return refuse("the target is a url but no `base_url` is given".into());
+    }
+    if plan.target.kind == TargetKind::Url {
+        let addresses = plan.arms.iter().map(|arm| arm.base_url.as_ref()).chain([plan.target.base_url.as_ref()]);
+        addresses.flatten().try_for_each(|address| target::base_url(address).map(drop))?;
     }
     if let Some(arm) = plan.arms.iter().find(|arm| arm.hazards && plan.target.kind == TargetKind::Url) {
         return Err(Error::usage(format!(
@@ -339,6 +355,24 @@ mod tests {
         assert_eq!(all, (0..64).collect::<Vec<_>>());
         for text in ["slice:0/3", "slice:4/3", "1/3", "slice:a/b"] {
             assert!(text.parse::<Partition>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_no_run_can_keep_are_refused_by_name() {
+        let refused = |overrides: Overrides| plan("quick", &overrides).unwrap_err().to_string();
+        let upper = |share| Overrides { max_upper: Some(share), ..Overrides::default() };
+        for share in [f64::NAN, f64::INFINITY, -0.1, 1.1] {
+            assert!(refused(upper(share)).contains("`gate.max_upper`"), "{share}");
+        }
+        let confidence = |share| Overrides { confidence: Some(share), ..Overrides::default() };
+        assert!(refused(confidence(f64::NAN)).contains("`gate.confidence`"));
+        for rate in [1e-300, 0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(refused(Overrides { rate: Some(rate), ..Overrides::default() }).contains("`rate`"), "{rate}");
+        }
+        for sessions in [0, u64::MAX] {
+            let overrides = Overrides { sessions: Some(sessions), ..Overrides::default() };
+            assert!(refused(overrides).contains("`sessions`"), "{sessions}");
         }
     }
 

@@ -24,6 +24,9 @@ const SHIPPED: &[(&str, &str)] = &[
     ("sglang-0.5.18-vs-0.5.19", include_str!("../../scenarios/sglang-0.5.18-vs-0.5.19.toml")),
 ];
 
+/// Sessions of an arm at most: more are not kept in memory.
+pub const MOST_SESSIONS: u64 = 10_000_000;
+
 /// The matrix at the path `wanted`, or the shipped one of that name, with its scenario.
 pub fn matrix(wanted: &str) -> Result<(Matrix, Scenario)> {
     let (text, path) = find(wanted, None)?;
@@ -106,13 +109,15 @@ impl Matrix {
         if self.concurrency == 0 || self.axes.concurrency.contains(&0) {
             return refuse("`concurrency` must be at least 1");
         }
-        if self.gate.confidence <= 0.5 || self.gate.confidence >= 1.0 {
-            return refuse("`gate.confidence` must lie between 0.5 and 1");
+        if let Some(bisect) = &self.bisect {
+            if bisect.confidence.is_some_and(|share| !(share > 0.5 && share < 1.0)) {
+                return refuse("`bisect.confidence` must lie between 0.5 and 1");
+            }
+            if bisect.sessions_per_probe.is_some_and(|sessions| !(1..=MOST_SESSIONS).contains(&sessions)) {
+                return Err(Error::usage(format!("`bisect.sessions_per_probe` must be between 1 and {MOST_SESSIONS}")));
+            }
         }
-        if self.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
-            return refuse("`rate` must be above 0");
-        }
-        Ok(())
+        self.gate.check()
     }
 }
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Arrival, Range, Span};
+use crate::error::{Error, Result};
 
 /// A matrix file: one workload, several configurations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -283,6 +284,24 @@ impl Default for Gate {
             confidence: 0.95,
             thresholds: Vec::new(),
         }
+    }
+}
+
+impl Gate {
+    /// Refuses numbers that no run can be held against; not being finite, some could not even be written down.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (key, share) in [("max_upper", self.max_upper), ("max_infra", self.max_infra)] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(Error::usage(format!("`gate.{key}` is {share}, not a share between 0 and 1")));
+            }
+        }
+        if !(self.confidence > 0.5 && self.confidence < 1.0) {
+            return Err(Error::usage(format!(
+                "`gate.confidence` is {}: it must lie between 0.5 and 1",
+                self.confidence
+            )));
+        }
+        Ok(())
     }
 }
 

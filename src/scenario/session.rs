@@ -156,13 +156,18 @@ impl Scenario {
         positive("content", !self.content.is_empty(), "a list with at least one kind")?;
         positive("context", self.context.1 <= 10_000_000 && self.growth.1 <= 10_000_000, "at most 10 MB")?;
         positive("run_bytes", self.run_bytes <= 2000, "at most 2000")?;
-        positive("max_tokens", self.max_tokens >= 1, "at least 1")?;
+        positive("max_context", self.max_context <= 100_000_000, "at most 100 MB")?;
+        positive("answer", self.answer.1 <= 1_000_000, "at most 1 MB")?;
+        positive("think_ms", self.think_ms.1 <= 86_400_000, "at most a day")?;
+        positive("think_steps", self.think_steps.1 <= 1_000_000, "at most 1000000")?;
+        positive("max_tokens", (1..=10_000_000).contains(&self.max_tokens), "between 1 and 10000000")?;
         positive("markup", !self.markup.iter().any(String::is_empty), "texts that are not empty")?;
         if self.parity != Parity::Off && self.style != Style::Dictated {
             return Err(Error::usage("`parity` compares dictated calls, and the style is `task`")
                 .hint("leave out `parity`, or set `style = \"dictated\"`"));
         }
-        positive("cancel_after", self.cancel_after.0 >= 1, "at least 1")
+        let fits = self.cancel_after.0 >= 1 && self.cancel_after.1 <= 10_000_000;
+        positive("cancel_after", fits, "between 1 and 10000000")
     }
 }
 

@@ -15,9 +15,12 @@ impl Span {
     }
 }
 
+/// The longest span: sums of a few still are instants.
+const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+
 /// Why a text is no length of time.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is no length of time: write for example `250ms`, `30s` or `10m`")]
+#[error("`{0}` is no length of time up to 10 years: write for example `250ms`, `30s` or `10m`")]
 pub struct ParseSpanError(String);
 
 impl FromStr for Span {
@@ -25,11 +28,13 @@ impl FromStr for Span {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let fail = || ParseSpanError(text.to_owned());
-        if let Ok(seconds) = text.parse::<f64>() {
-            return Duration::try_from_secs_f64(seconds).map(Self).map_err(|_| fail());
-        }
-        let signed: jiff::SignedDuration = text.parse().map_err(|_| fail())?;
-        Duration::try_from(signed).map(Self).map_err(|_| fail())
+        let span = if let Ok(seconds) = text.parse::<f64>() {
+            Duration::try_from_secs_f64(seconds).map_err(|_| fail())?
+        } else {
+            let signed: jiff::SignedDuration = text.parse().map_err(|_| fail())?;
+            Duration::try_from(signed).map_err(|_| fail())?
+        };
+        if span > LONGEST { Err(fail()) } else { Ok(Self(span)) }
     }
 }
 
@@ -70,7 +75,7 @@ mod tests {
         for (text, millis) in [("250ms", 250), ("30s", 30_000), ("10m", 600_000), ("1.5", 1500), ("0", 0)] {
             assert_eq!(text.parse::<Span>().unwrap().0.as_millis(), millis, "{text}");
         }
-        for text in ["", "soon", "-3", "-3s", "10 parsecs"] {
+        for text in ["", "soon", "-3", "-3s", "10 parsecs", "9223372036854775807s", "1e300", "nan"] {
             assert!(text.parse::<Span>().is_err(), "{text}");
         }
     }

@@ -2,12 +2,15 @@
 
 use super::{Counts, exact, interval};
 
+/// Lower rates are not searched for.
+const LOWEST_RATE: f64 = 1e-12;
+
 /// The fewest sessions whose one-sided bound lies below `rate` when `events` of them are corrupted.
 ///
 /// With no event this is `ln(1 - confidence) / ln(1 - rate)`: 299 for 1 %, 2 995 for 0.1 %, at 95 %.
-/// `None` unless `0 < rate < 1`.
+/// `None` unless `0 < rate < 1`, and below 10⁻¹², which no run can exclude.
 pub fn sessions_for_bound(rate: f64, events: u64, confidence: f64) -> Option<u64> {
-    if !(rate > 0.0 && rate < 1.0) {
+    if !(LOWEST_RATE..1.0).contains(&rate) {
         return None;
     }
     let enough = |trials| interval::upper_bound(Counts { events, trials }, confidence) < rate;
@@ -75,6 +78,8 @@ mod tests {
         assert_eq!(sessions_for_bound(0.05, 1, 0.95), Some(93));
         assert_eq!(sessions_to_see(0.15, 0.95), Some(19));
         assert_eq!(sessions_for_bound(0.0, 0, 0.95), None);
+        assert_eq!(sessions_for_bound(1e-300, 0, 0.95), None);
+        assert!(sessions_for_bound(1e-12, 0, 0.95).is_some_and(|sessions| sessions > 1 << 40));
     }
 
     #[test]

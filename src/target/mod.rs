@@ -89,12 +89,18 @@ pub fn supervised<W: AsRef<OsStr>>(words: &[W]) -> Result<Command> {
 
 /// The address in `text`, without `/v1` and without a final slash.
 pub fn base_url(text: &str) -> Result<String> {
-    let trimmed = text.trim_end_matches('/');
-    let trimmed = trimmed.strip_suffix("/v1").unwrap_or(trimmed);
-    if trimmed.starts_with("http://") || trimmed.starts_with("https://") {
-        Ok(trimmed.to_owned())
-    } else {
-        Err(Error::usage(format!("`{text}` is no address")).hint("write it in full: http://127.0.0.1:8000"))
+    let refuse = |why: &str| {
+        Err(Error::usage(format!("`{text}` is no address of a server: {why}"))
+            .hint("write it in full: http://127.0.0.1:8000"))
+    };
+    match reqwest::Url::parse(text) {
+        Err(error) => refuse(&error.to_string()),
+        Ok(url) if !matches!(url.scheme(), "http" | "https") => refuse("neither http nor https"),
+        Ok(url) if url.query().is_some() || url.fragment().is_some() => refuse("it has a query"),
+        Ok(_) => {
+            let trimmed = text.trim_end_matches('/');
+            Ok(trimmed.strip_suffix("/v1").unwrap_or(trimmed).to_owned())
+        }
     }
 }
 
@@ -112,9 +118,13 @@ pub async fn model(target: &TargetSpec, client: &Client) -> Result<String> {
     if let Some(model) = &target.model {
         return Ok(model.clone());
     }
-    let listed = client.get("/v1/models").await.and_then(|text| {
-        let models: serde_json::Value = serde_json::from_str(&text).ok()?;
-        models["data"][0]["id"].as_str().map(str::to_owned)
-    });
+    let failed = |why: String| Error::usage(format!("asking the server for its models under /v1/models: {why}"));
+    let text = client
+        .text("/v1/models")
+        .await
+        .map_err(|why| failed(why).hint("check that it runs at this address, or name the model with --model"))?;
+    let models: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|error| failed(format!("no JSON: {error}")).hint("name the model with --model"))?;
+    let listed = models["data"][0]["id"].as_str().map(str::to_owned);
     listed.ok_or_else(|| Error::usage("the server lists no model under /v1/models").hint("give --model"))
 }
