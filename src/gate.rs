@@ -183,7 +183,8 @@ fn unobserved(arm: &ArmSummary, gate: &Gate) -> Option<String> {
         return Some(format!("{} of {} launches failed", arm.launches_failed, arm.launches));
     }
     if arm.calls == 0 {
-        return Some("no tool call was observed".to_owned());
+        let first = arm.infra_first.as_ref().map_or_else(String::new, |said| format!("; the first response: {said}"));
+        return Some(format!("no tool call was observed{first}"));
     }
     if arm.sessions_judged < gate.min_sessions.max(1) {
         let wanted = gate.min_sessions.max(1);

@@ -46,6 +46,7 @@ pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result
 }
 
 fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
+    options.exports.check()?;
     if options.dry_run {
         return Ok(dry_run(&plan, console));
     }

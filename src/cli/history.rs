@@ -32,7 +32,7 @@ pub(super) struct Args {
 
 /// Runs `history`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    let mut past = history::read(&args.dir)?;
+    let mut past = history::read(&args.dir, console)?;
     past.retain(|result| args.name.as_ref().is_none_or(|name| result.summary.name == *name));
     let trends = history::trends(&past);
     if let Some(path) = &args.export_html {

@@ -23,7 +23,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     error::Result,
     exit,
-    report::terminal::{Color, Console},
+    report::terminal::{Color, Console, unprinted},
 };
 
 /// Load generator, judge and hazard analyser for tool calls that break only under load.
@@ -96,7 +96,8 @@ pub fn main() -> u8 {
         }
     };
     let console = Console { json: cli.speech.json, quiet: cli.speech.quiet, color: cli.speech.color };
-    dispatch(&cli.command, console).unwrap_or_else(|error| {
+    let code = dispatch(&cli.command, console).and_then(|code| unprinted().map_or(Ok(code), Err));
+    code.unwrap_or_else(|error| {
         console.fail(&error);
         error.code()
     })

@@ -5,7 +5,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 use clap::ValueEnum;
 
 use crate::{
-    error::Result,
+    error::{Error, Result},
     report::{csv, folder, html, junit, markdown, summary::Summary, tally::Tally},
     run::{Overrides, Plan},
     scenario::{Arrival, Parity, Span, UntilSpec},
@@ -239,6 +239,18 @@ impl StreamChoice {
 }
 
 impl Exports {
+    /// Refuses two copies at one path, of which the second would replace the first.
+    pub fn check(&self) -> Result<()> {
+        let Self { export_json, export_csv, export_markdown, export_junit, export_html } = self;
+        let paths: Vec<_> =
+            [export_json, export_csv, export_markdown, export_junit, export_html].into_iter().flatten().collect();
+        match paths.iter().enumerate().find(|(place, path)| paths[..*place].contains(path)) {
+            Some((_, path)) => Err(Error::usage(format!("two reports are to be written to {}", path.display()))
+                .hint("give every --export-… its own path")),
+            None => Ok(()),
+        }
+    }
+
     /// Writes the copies that were asked for.
     pub fn write(&self, plan: &Plan, tally: &Tally, summary: &Summary) -> Result<()> {
         if let Some(path) = &self.export_json {

@@ -184,7 +184,7 @@ struct Again {
 /// Drives the whole launch again.
 async fn relaunch(args: &Args, plan: &Plan, launch: Launch) -> Result<Again> {
     let clock = Clock::start();
-    let folder = Folder::create(&args.output_dir, plan.clone(), clock)?;
+    let folder = Folder::create(&args.output_dir, plan.clone(), clock)?.replaying(&args.id)?;
     let mut journal = Journal::create(&folder.journal())?;
     let mut tally = Tally::default();
     let todo = Todo { launch, sessions: plan.sessions(&plan.arms[launch.arm]) };

@@ -20,6 +20,7 @@ pub(super) struct Args {
 
 /// Runs `report`: writes the folder's reports anew, the copies that are asked for, and prints the table.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
+    args.exports.check()?;
     let folder = Folder::open(&args.result)?;
     let tally = Tally::of(&folder.events()?);
     let summary = gate::settle(measure::summary(folder.plan(), &tally, Some(&folder.path)), &folder.plan().gate)?;

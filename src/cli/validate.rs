@@ -35,10 +35,16 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let tools = args.tools.as_deref().map(read_tools).transpose()?;
     let mut code = exit::PASS;
+    let mut unreadable = false;
     for path in &args.files {
-        let name = path.file_stem().map_or_else(|| path.to_string_lossy(), |stem| stem.to_string_lossy());
-        let bytes = read_file(path)?;
-        let records = record::read(&name, &bytes).map_err(|error| error.within(path.display()))?;
+        let records = match records(path) {
+            Ok(records) => records,
+            Err(error) => {
+                console.fail(&error);
+                unreadable = true;
+                continue;
+            }
+        };
         for mut record in records {
             complete(&mut record, args, tools.as_ref());
             let judgement = judge(&record.observation(), &record.expectation);
@@ -48,7 +54,22 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
             code = worse(code, judgement.verdict);
         }
     }
-    Ok(code)
+    // As for a run: a failure outweighs what could not be read, which outweighs what could not be judged.
+    Ok(if unreadable && code != exit::FAIL { exit::USAGE } else { code })
+}
+
+/// The records of a file. They are called after it, and so are errors, which get the whole path instead.
+fn records(path: &Path) -> Result<Vec<Record>> {
+    let name = path.file_stem().map_or_else(|| path.to_string_lossy(), |stem| stem.to_string_lossy());
+    record::read(&name, &read_file(path)?).map_err(|error| {
+        let message = error.to_string();
+        let message = message.strip_prefix(&format!("{name}: ")).unwrap_or(&message);
+        let renamed = Error::usage(message).within(path.display());
+        match error.cure() {
+            Some(cure) => renamed.hint(cure),
+            None => renamed,
+        }
+    })
 }
 
 /// Adds what the flags say to a record that does not say it itself.

@@ -37,6 +37,9 @@ pub struct Manifest {
     /// Variables of ours that servers inherited from our own environment, under those of the arms.
     #[serde(default)]
     pub inherited: BTreeMap<String, String>,
+    /// The evidence or the token that the run replays: it tells nothing new about how often its arms are corrupted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay_of: Option<String>,
     /// The plan.
     pub plan: Plan,
 }
@@ -92,11 +95,19 @@ impl Folder {
             created_at: clock.timestamp().to_string(),
             host: Host::this(),
             inherited: env::all().into_iter().filter(|(name, _)| is_ours(name)).collect(),
+            replay_of: None,
             plan,
         };
         let folder = Self { path, manifest };
         folder.put("manifest.json", &pretty(&folder.manifest))?;
         Ok(folder)
+    }
+
+    /// The folder as one of a replay of `evidence`.
+    pub fn replaying(mut self, evidence: &str) -> Result<Self> {
+        self.manifest.replay_of = Some(evidence.to_owned());
+        self.put("manifest.json", &pretty(&self.manifest))?;
+        Ok(self)
     }
 
     /// The folder at `path`, or that of the file at `path`.
@@ -151,10 +162,14 @@ fn is_ours(name: &str) -> bool {
     name.starts_with("TOOLSTORM_") || name.starts_with("SGLANG_")
 }
 
-/// Writes `text` to `path` whole or not at all.
+/// Writes `text` to `path` whole or not at all; into what is there where that is no regular file, such as `/dev/stdout`
+/// or a link.
 pub fn put(path: &Path, text: &str) -> Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
+        if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+            return fs::write(path, text);
+        }
         fs::create_dir_all(parent)?;
         let mut file = tempfile::Builder::new().prefix(".toolstorm-").tempfile_in(parent)?;
         file.write_all(text.as_bytes())?;

@@ -9,6 +9,7 @@ use super::{
     load,
     plot::{self, Bar},
     summary::Summary,
+    terminal::Console,
 };
 use crate::{
     error::{Error, Result},
@@ -57,15 +58,17 @@ pub struct Point {
     pub interval: Option<[f64; 2]>,
 }
 
-/// All results under `dir`, oldest first.
-pub fn read(dir: &Path) -> Result<Vec<Past>> {
+/// All results under `dir`, oldest first, but for replays and with a warning for those that cannot be read.
+pub fn read(dir: &Path, console: Console) -> Result<Vec<Past>> {
     let entries = std::fs::read_dir(dir).map_err(|error| Error::usage(format!("{}: {error}", dir.display())))?;
     let mut past = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
         if path.join("manifest.json").is_file() && path.join("summary.json").is_file() {
-            let created_at = Folder::open(&path)?.manifest.created_at;
-            past.push(Past { created_at, summary: load::summary(&path)? });
+            match one(&path) {
+                Ok(found) => past.extend(found),
+                Err(error) => console.warn(format!("{} is left out: {error}", path.display())),
+            }
         }
     }
     past.sort_by(|a, b| a.created_at.cmp(&b.created_at));
@@ -74,6 +77,13 @@ pub fn read(dir: &Path) -> Result<Vec<Past>> {
             .hint("give the folder that holds result folders, for example results"));
     }
     Ok(past)
+}
+
+/// The result in `folder`; none where it is a replay, whose launch was chosen for its corruption.
+fn one(folder: &Path) -> Result<Option<Past>> {
+    let manifest = Folder::open(folder)?.manifest;
+    let summary = load::summary(folder)?;
+    Ok(manifest.replay_of.is_none().then_some(Past { created_at: manifest.created_at, summary }))
 }
 
 /// The trend of every arm that any result has.

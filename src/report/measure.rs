@@ -10,7 +10,7 @@ use super::{
     tally::{LaunchTally, SessionTally, Tally},
 };
 use crate::{
-    run::{Answer, Arm, Plan, Progress, SessionEnd, Until, Watch},
+    run::{Answer, Arm, CallRecord, Plan, Progress, SessionEnd, Until, Watch},
     scenario::{self, Arrival},
     seed::Seed,
     stats::{
@@ -24,6 +24,9 @@ use crate::{
 
 /// A gap between output events that counts as a stall.
 const STALL_US: u32 = 1_000_000;
+
+/// Bytes of a server's message that a summary tells.
+const MESSAGE: usize = 200;
 
 /// Latencies are kept in microseconds with three significant digits.
 const DIGITS: u8 = 3;
@@ -132,6 +135,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         calls_after_corruption: 0,
         classes: BTreeMap::new(),
         infra: BTreeMap::new(),
+        infra_first: None,
         quirks: BTreeMap::new(),
         cancelled: 0,
         count_finish_reason_tool_calls: 0,
@@ -188,6 +192,13 @@ fn count_session(sum: &mut ArmSummary, session: &SessionTally) {
     }
 }
 
+/// Why a response is outside the denominator: its class, its status, and the beginning of its body.
+fn said(call: &CallRecord) -> String {
+    let detail = call.detail.as_deref().unwrap_or("no detail");
+    let end = detail.floor_char_boundary(MESSAGE);
+    format!("{}: {}{}", call.response_class, &detail[..end], if end < detail.len() { "…" } else { "" })
+}
+
 fn count_answer(sum: &mut ArmSummary, answer: &Answer) {
     let Some(first) = answer.calls.first() else { return };
     if answer.cancelled {
@@ -203,6 +214,7 @@ fn count_answer(sum: &mut ArmSummary, answer: &Answer) {
     }
     if !matches!(first.response_verdict, Verdict::Valid | Verdict::Corrupted) {
         *sum.infra.entry(first.response_class).or_default() += 1;
+        sum.infra_first.get_or_insert_with(|| said(first));
         return;
     }
     match first.finish_reason.as_deref() {

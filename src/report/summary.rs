@@ -118,6 +118,9 @@ pub struct ArmSummary {
     pub classes: BTreeMap<Class, u64>,
     /// Responses outside the denominator, by class.
     pub infra: BTreeMap<Class, u64>,
+    /// What the first of these said.
+    #[serde(default)]
+    pub infra_first: Option<String>,
     /// Tolerated deviations.
     pub quirks: BTreeMap<Quirk, u64>,
     /// Responses that the harness itself cancelled.

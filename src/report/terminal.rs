@@ -1,6 +1,9 @@
 //! The terminal: results on stdout, everything else on stderr, colour by request.
 
-use std::io::{IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::OnceLock,
+};
 
 use serde::Serialize;
 
@@ -33,7 +36,7 @@ impl Console {
     /// Prints a result for people on stdout; nothing under `--json`.
     pub fn say(self, text: impl AsRef<str>) {
         if !self.json {
-            write_line(&mut std::io::stdout().lock(), text.as_ref());
+            print(text.as_ref());
         }
     }
 
@@ -41,29 +44,29 @@ impl Console {
     pub fn emit(self, value: &impl Serialize) {
         if self.json {
             let text = serde_json::to_string(value).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
-            write_line(&mut std::io::stdout().lock(), &text);
+            print(&text);
         }
     }
 
     /// Prints progress or a remark on stderr, unless `--quiet`.
     pub fn note(self, text: impl AsRef<str>) {
         if !self.quiet {
-            write_line(&mut std::io::stderr().lock(), text.as_ref());
+            write_line(&mut std::io::stderr().lock(), text.as_ref()).ok();
         }
     }
 
     /// Prints a warning on stderr.
     pub fn warn(self, text: impl AsRef<str>) {
         let label = self.paint("warning:", "33");
-        write_line(&mut std::io::stderr().lock(), &format!("{label} {}", text.as_ref()));
+        write_line(&mut std::io::stderr().lock(), &format!("{label} {}", text.as_ref())).ok();
     }
 
     /// Prints an error and its cure on stderr.
     pub fn fail(self, error: &Error) {
         let mut stderr = std::io::stderr().lock();
-        write_line(&mut stderr, &format!("{} {error}", self.paint("error:", "31;1")));
+        write_line(&mut stderr, &format!("{} {error}", self.paint("error:", "31;1"))).ok();
         if let Some(cure) = error.cure() {
-            write_line(&mut stderr, &format!("{} {cure}", self.paint("hint:", "36")));
+            write_line(&mut stderr, &format!("{} {cure}", self.paint("hint:", "36"))).ok();
         }
     }
 
@@ -90,8 +93,24 @@ impl Console {
     }
 }
 
+/// The first result that could not be printed.
+static UNPRINTED: OnceLock<io::Error> = OnceLock::new();
+
+/// Why a result could not be printed, if so: the exit code must not claim that it was.
+pub fn unprinted() -> Option<Error> {
+    UNPRINTED.get().map(|error| Error::usage(format!("cannot write to the standard output: {error}")))
+}
+
 /// A reader that went away (`| head`) is no reason to fail.
-fn write_line(stream: &mut impl Write, text: &str) {
-    let _ = writeln!(stream, "{text}");
-    let _ = stream.flush();
+fn print(text: &str) {
+    if let Err(error) = write_line(&mut io::stdout().lock(), text)
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        UNPRINTED.set(error).ok();
+    }
+}
+
+fn write_line(stream: &mut impl Write, text: &str) -> io::Result<()> {
+    writeln!(stream, "{text}")?;
+    stream.flush()
 }

@@ -235,7 +235,7 @@ fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
         return Err(Error::usage("open arrivals need a rate").hint(hint));
     }
     if let Some(rate) = plan.load.rate.filter(|rate| !(*rate >= LOWEST_RATE && rate.is_finite())) {
-        return refuse(format!("`rate` is {rate}: it must be a number of sessions a second, at least {LOWEST_RATE}"));
+        return refuse(format!("`rate` is {rate:?}: it must be a number of sessions a second, at least {LOWEST_RATE}"));
     }
     if plan.load.timeout.0.is_zero() || plan.load.stall_timeout.0.is_zero() {
         return refuse("a limit of 0 would end every request".into());

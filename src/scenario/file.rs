@@ -16,6 +16,8 @@ const SHIPPED: &[(&str, &str)] = &[
     ("quick", include_str!("../../scenarios/quick.toml")),
     ("gate", include_str!("../../scenarios/gate.toml")),
     ("seed-table", include_str!("../../scenarios/seed-table.toml")),
+    ("recall", include_str!("../../scenarios/recall.toml")),
+    ("long-context", include_str!("../../scenarios/long-context.toml")),
     ("bisect-overlap", include_str!("../../scenarios/bisect-overlap.toml")),
     ("bisect-interaction", include_str!("../../scenarios/bisect-interaction.toml")),
     ("sglang", include_str!("../../scenarios/sglang.toml")),
@@ -30,7 +32,10 @@ pub const MOST_SESSIONS: u64 = 10_000_000;
 /// The matrix at the path `wanted`, or the shipped one of that name, with its scenario.
 pub fn matrix(wanted: &str) -> Result<(Matrix, Scenario)> {
     let (text, path) = find(wanted, None)?;
-    let matrix: Matrix = parse(&text, &path)?;
+    let matrix: Matrix = parse(&text, &path).map_err(|error| {
+        let other = toml::from_str::<Scenario>(&text).is_ok();
+        if other { mistaken(wanted, "a scenario and no matrix", "run") } else { error }
+    })?;
     matrix.check().map_err(|error| error.within(path.display()))?;
     let scenario = scenario_near(&matrix.scenario, path.parent())?;
     Ok((matrix, scenario))
@@ -50,9 +55,16 @@ pub fn around(scenario: &Scenario, env: BTreeMap<String, String>) -> Result<Matr
 
 fn scenario_near(wanted: &str, folder: Option<&Path>) -> Result<Scenario> {
     let (text, path) = find(wanted, folder)?;
-    let scenario: Scenario = parse(&text, &path)?;
+    let scenario: Scenario = parse(&text, &path).map_err(|error| {
+        let other = toml::from_str::<Matrix>(&text).is_ok();
+        if other { mistaken(wanted, "a matrix and no scenario", "matrix") } else { error }
+    })?;
     scenario.check().map_err(|error| error.within(path.display()))?;
     Ok(scenario)
+}
+
+fn mistaken(wanted: &str, what: &str, command: &str) -> Error {
+    Error::usage(format!("{wanted} is {what}")).hint(format!("use `toolstorm {command} {wanted}`"))
 }
 
 /// A path from here, a path or a bare name from `folder`, or a shipped name; in this order.
@@ -133,12 +145,14 @@ mod tests {
     #[test]
     fn every_shipped_file_is_good() {
         for (name, _) in SHIPPED {
-            if *name == "agentic" {
-                scenario(name).unwrap();
+            if ["agentic", "long-context"].contains(name) {
+                assert_eq!(scenario(name).unwrap().name, *name);
+                assert_eq!(matrix(name).unwrap_err().cure(), Some(format!("use `toolstorm run {name}`").as_str()));
             } else {
                 let (matrix, _) = matrix(name).unwrap();
                 assert_eq!(matrix.name, *name);
                 assert!(!matrix.arms.is_empty());
+                assert_eq!(scenario(name).unwrap_err().cure(), Some(format!("use `toolstorm matrix {name}`").as_str()));
             }
         }
     }

@@ -30,11 +30,26 @@ fn files_name_their_line_and_the_nearest_key() {
 }
 
 #[test]
+fn unreadable_files_do_not_hide_the_others() {
+    let context = TestContext::new();
+    context.write("empty", "");
+    context.write("cut.json", r#"{"choices":[{"message":{"content":"<tool_call>"},"finish_reason":"stop"}]}"#);
+    let ran = context.run(&["validate", "nowhere", "empty", "cut.json", "--json"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("error: cannot read nowhere: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: empty: the file is empty"), "{}", ran.stderr);
+}
+
+#[test]
 fn flags_that_make_no_sense_are_refused() {
     let context = TestContext::new();
     assert_snapshot!(complaint(&context, &["matrix", "quick", "--partition", "slice:5/4"]), @r"
     error: `slice:5/4` is no partition
     hint: write `slice:1/4`: part 1 of 4
+    ");
+    assert_snapshot!(complaint(&context, &["matrix", "quick", "--export-json", "a", "--export-csv", "a"]), @r"
+    error: two reports are to be written to a
+    hint: give every --export-… its own path
     ");
     assert_snapshot!(complaint(&context, &["matrix", "quick", "--warmup", "3s"]), @r"
     error: lockstep counts sessions: --duration, --warmup and --ramp go by time

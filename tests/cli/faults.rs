@@ -88,7 +88,7 @@ fn a_server_that_is_not_there_is_a_set_up_error() {
     let context = TestContext::new();
     let ran = context.load("http://127.0.0.1:9", &[]);
     assert_eq!(ran.code, 2, "{}", ran.stdout);
-    assert!(ran.stderr.contains("lists no model"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("cannot reach it: "), "{}", ran.stderr);
 }
 
 #[test]

@@ -98,7 +98,12 @@ fn history_lists_past_runs_by_arm() {
     let context = TestContext::new();
     damaged(&context);
     damaged(&context);
-    let trends = context.run(&["history", "--json"]).json();
+    std::fs::create_dir(context.path("results/broken")).unwrap();
+    context.write("results/broken/manifest.json", "{");
+    context.write("results/broken/summary.json", "{");
+    let ran = context.run(&["history", "--json"]);
+    assert!(ran.stderr.contains("results/broken is left out"), "{}", ran.stderr);
+    let trends = ran.json();
     let points = trends["trends"][0]["points"].as_array().unwrap();
     assert_eq!(points.len(), 2);
     assert!(points.iter().all(|point| point["sessions_corrupted"] == 1));

@@ -80,7 +80,8 @@ fn a_corrupted_result_fails_unless_it_is_allowed() {
 fn a_result_without_observations_is_inconclusive() {
     let refused = || Act::Status(503, "{\"error\": {\"message\": \"no\"}}");
     let context = result(move |_| refused());
-    rules(&context, &["--max-upper", "1"], 3, "inconclusive", "no tool call was observed");
+    rules(&context, &["--max-upper", "1"], 3, "inconclusive", "no tool call was observed; the first response: ");
+    rules(&context, &["--max-upper", "1"], 3, "inconclusive", "status 503: ");
 
     // One session is lost; the others are clean, but too much of the load never arrived.
     let context = result(move |request| if request.number == 2 { refused() } else { intact() });
