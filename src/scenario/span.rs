@@ -16,7 +16,7 @@ impl Span {
 }
 
 /// The longest span: sums of a few still are instants.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
+const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
 
 /// Why a text is no length of time.
 #[derive(Debug, thiserror::Error)]
