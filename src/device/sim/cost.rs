@@ -217,8 +217,8 @@ mod tests {
             assert_eq!(back, shipped.names().len());
         }
         let both = CostModel::with_factors("jitter_sigma=0.8,wq_b=1.25").expect("two factors");
-        assert!((both.jitter_sigma - 0.12).abs() < 1e-12);
-        assert!((both.floors_ns["wq_b"] - 2125.0).abs() < 1e-9);
+        assert!((both.jitter_sigma - 0.8 * shipped.jitter_sigma).abs() < 1e-12);
+        assert!((both.floors_ns["wq_b"] - 1.25 * shipped.floors_ns["wq_b"]).abs() < 1e-9);
         assert_eq!(CostModel::with_factors("").expect("no factor"), shipped);
     }
 
