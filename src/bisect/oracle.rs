@@ -59,9 +59,7 @@ impl Oracle<'_> {
         }
         Outcome::Judged(Counts::new(arm.sessions_corrupted, arm.sessions_judged))
     }
-}
 
-impl Oracle<'_> {
     async fn probe(&self, number: u64, probe: &Probe) -> Result<Outcome> {
         let plan = self.plan(number, probe);
         let folder = self.result.join(format!("probe-{number:03}"));

@@ -74,12 +74,12 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let plan = resolve(matrix, scenario, &args.options.overrides())?;
     let configurations = Configurations::resolve(&spec, &plan)?;
     let wanted = wanted(args, &spec, &plan, &configurations)?;
-    if args.options.selfcheck && !args.options.dry_run {
-        selfcheck::before(&plan, console)?;
-    }
     if args.options.dry_run {
         dry_run(&configurations, &wanted, console);
         return Ok(exit::PASS);
+    }
+    if args.options.selfcheck {
+        selfcheck::before(&plan, console)?;
     }
     search(args, &plan, &configurations, wanted, console)
 }

@@ -1,12 +1,12 @@
 //! The options that every command with a load shares.
 
-use std::{num::NonZeroUsize, path::PathBuf};
+use std::{cell::LazyCell, num::NonZeroUsize, path::PathBuf};
 
 use clap::ValueEnum;
 
 use crate::{
     error::{Error, Result},
-    report::{csv, folder, html, junit, markdown, summary::Summary, tally::Tally},
+    report::{csv, folder, html, junit, markdown, position, summary::Summary, tally::Tally},
     run::{Overrides, Plan},
     scenario::{Arrival, Parity, Span, UntilSpec},
     seed::Seed,
@@ -253,6 +253,7 @@ impl Exports {
 
     /// Writes the copies that were asked for.
     pub fn write(&self, plan: &Plan, tally: &Tally, summary: &Summary) -> Result<()> {
+        let positions = LazyCell::new(|| position::of_run(tally, summary));
         if let Some(path) = &self.export_json {
             folder::put(path, &folder::pretty(summary))?;
         }
@@ -260,13 +261,13 @@ impl Exports {
             folder::put(path, &csv::render(summary)?)?;
         }
         if let Some(path) = &self.export_markdown {
-            folder::put(path, &markdown::render(tally, summary))?;
+            folder::put(path, &markdown::render(summary, &positions))?;
         }
         if let Some(path) = &self.export_junit {
             folder::put(path, &junit::render(summary)?)?;
         }
         if let Some(path) = &self.export_html {
-            folder::put(path, &html::render(plan, tally, summary)?)?;
+            folder::put(path, &html::render(plan, tally, summary, &positions)?)?;
         }
         Ok(())
     }

@@ -49,10 +49,12 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     }
     let jobs = execute::jobs(&plan, args.options.jobs)?;
     let question = |past| Question { past, jobs, rates: &args.bug_rate, power: args.power };
-    // What cannot be answered is refused before a probe spends minutes.
-    estimate(&plan, question(None))?;
     let past = match (args.probe, &args.from) {
-        (Some(sessions), _) => Some(probe(&plan, sessions, &args.options, console)?),
+        (Some(sessions), _) => {
+            // What cannot be answered is refused before a probe spends minutes.
+            estimate(&plan, question(None))?;
+            Some(probe(&plan, sessions, &args.options, console)?)
+        }
         (None, from) => from.as_deref().map(load::summary).transpose()?,
     };
     let estimate = estimate(&plan, question(past.as_ref()))?;

@@ -210,8 +210,7 @@ fn show_again(recorded: &[Recorded], again: &Again, console: Console) -> Result<
         seen |= other.is_some();
         let same_bytes = other.map(|other| exchange.about.same_answer(&other.about));
         let same_races = other.and_then(|other| Some(exchange.races.as_ref()? == other.races.as_ref()?));
-        let answers = again.tally.launches.get(&about.launch).and_then(|launch| launch.sessions.get(&about.session));
-        let answer = answers.and_then(|session| session.answers.iter().find(|answer| answer.round == round));
+        let answer = again.tally.answer(about.launch, about.session, round);
         let call = answer.and_then(|answer| answer.calls.iter().find(|call| call.verdict == Verdict::Corrupted));
         let why = answer.map(|answer| answer.why.clone()).unwrap_or_default();
         console.emit(&json!({"session": about.session, "round": round, "corrupted_again": other.is_some(),

@@ -59,9 +59,9 @@ pub fn failures(plan: &Plan, tally: &Tally, limit: usize) -> Vec<Failure> {
         let agree: usize =
             dictated.chars().zip(came.chars()).take_while(|(a, b)| a == b).map(|(letter, _)| letter.len_utf8()).sum();
         let folder = evidence_folder(std::path::Path::new(""), &call.arm, call.launch, call.session);
-        let why = tally.why(&call);
+        let answer = tally.answer(call.launch, call.session, call.round);
         found.push(Failure {
-            why,
+            why: answer.map(|answer| answer.why.clone()).unwrap_or_default(),
             class: if call.verdict == Verdict::Corrupted { call.class } else { call.response_class }.to_string(),
             detail: call.detail.unwrap_or_default(),
             shared: came[..agree].to_owned(),

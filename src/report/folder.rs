@@ -143,12 +143,11 @@ impl Folder {
         self.put("calls.jsonl", &calls(tally))?;
         self.put("summary.json", &pretty(summary))?;
         self.put("summary.csv", &csv::render(summary)?)?;
-        let calls: Vec<_> = tally.calls().collect();
-        let arms = summary.arms.iter().map(|arm| arm.name.as_str());
-        self.put("positions.csv", &position::csv(&position::of_arms(arms, &calls, summary.confidence))?)?;
-        self.put("summary.md", &markdown::render(tally, summary))?;
+        let positions = position::of_run(tally, summary);
+        self.put("positions.csv", &position::csv(&positions)?)?;
+        self.put("summary.md", &markdown::render(summary, &positions))?;
         self.put("junit.xml", &junit::render(summary)?)?;
-        self.put("report.html", &html::render(self.plan(), tally, summary)?)?;
+        self.put("report.html", &html::render(self.plan(), tally, summary, &positions)?)?;
         self.put("latency.hlog", &hlog::render(self.plan(), tally)?)
     }
 

@@ -21,14 +21,12 @@ use crate::{
 const SHOWN: usize = 60;
 
 /// The whole page.
-pub fn render(plan: &Plan, tally: &Tally, summary: &Summary) -> Result<String> {
+pub fn render(plan: &Plan, tally: &Tally, summary: &Summary, positions: &[Positions]) -> Result<String> {
     let fail = |error: minijinja::Error| Error::usage(format!("report.html: {error:#}"));
     let mut environment = Environment::new();
     environment.add_template("report.html", include_str!("template.html")).map_err(fail)?;
     let template = environment.get_template("report.html").map_err(fail)?;
-    let calls: Vec<_> = tally.calls().collect();
-    let corrupted = summary.arms.iter().filter(|arm| arm.calls_corrupted > 0).map(|arm| arm.name.as_str());
-    let positions: Vec<_> = position::of_arms(corrupted, &calls, summary.confidence).iter().map(positions).collect();
+    let positions: Vec<_> = position::corrupted(positions, summary).map(drawings).collect();
     template
         .render(context! {
             selfcheck => summary.selfcheck.as_ref().map(selfcheck),
@@ -97,7 +95,7 @@ fn latencies(summary: &Summary) -> Vec<(&'static str, String)> {
 }
 
 /// Where in an arm's calls corruption sits: one drawing an axis, then the hazard of the first corruption.
-fn positions(arm: &Positions) -> serde_json::Value {
+fn drawings(arm: &Positions) -> serde_json::Value {
     let plot = |title: &str, bars: Vec<Bar>| json!({"title": title, "plot": plot::bars(&bars, " %")});
     let mut tables: Vec<_> =
         arm.tables.iter().map(|table| plot(table.axis.title(), table.rows.iter().map(bar).collect())).collect();

@@ -5,14 +5,13 @@ use std::fmt::Write as _;
 use super::{
     csv::{expect, outcome},
     parity::Parity,
-    position,
+    position::{self, Positions},
     summary::Summary,
     table::{bounds, details, launch_note, percent, selfcheck, sessions},
-    tally::Tally,
 };
 
 /// The whole page.
-pub fn render(tally: &Tally, summary: &Summary) -> String {
+pub fn render(summary: &Summary, positions: &[Positions]) -> String {
     let mut text = String::new();
     let confidence = summary.confidence * 100.0;
     let _ = writeln!(text, "# {}: {}\n\n{}\n", summary.name, outcome(summary.verdict), summary.reason);
@@ -59,9 +58,7 @@ pub fn render(tally: &Tally, summary: &Summary) -> String {
     if let Some(note) = launch_note(summary) {
         let _ = writeln!(text, "\nNote: {note}.");
     }
-    let calls: Vec<_> = tally.calls().collect();
-    let corrupted = summary.arms.iter().filter(|arm| arm.calls_corrupted > 0).map(|arm| arm.name.as_str());
-    for arm in position::of_arms(corrupted, &calls, summary.confidence) {
+    for arm in position::corrupted(positions, summary) {
         let _ = writeln!(text, "\n## Where calls of {} were corrupted", arm.arm);
         text.push_str(&position::markdown(&arm.tables, &arm.curve));
     }

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::summary::CallRecord;
+use super::{
+    summary::{CallRecord, Summary},
+    tally::Tally,
+};
 use crate::{
     error::{Error, Result},
     stats::position::{Course, Observation, bin, fine_bin, fine_width, hazard, rates},
@@ -224,8 +227,19 @@ pub struct Positions {
     pub curve: Vec<Step>,
 }
 
-/// The positions of each arm of a run, in the arms' order.
-pub fn of_arms<'a>(arms: impl Iterator<Item = &'a str>, calls: &[CallRecord], confidence: f64) -> Vec<Positions> {
+/// The positions of every arm of a run, in the arms' order.
+pub fn of_run(tally: &Tally, summary: &Summary) -> Vec<Positions> {
+    let calls: Vec<_> = tally.calls().collect();
+    of_arms(summary.arms.iter().map(|arm| arm.name.as_str()), &calls, summary.confidence)
+}
+
+/// Those of the arms with corrupted calls: of the others there is nothing to tell.
+pub(super) fn corrupted<'a>(positions: &'a [Positions], summary: &'a Summary) -> impl Iterator<Item = &'a Positions> {
+    let is_corrupted = |arm: &str| summary.arm(arm).is_some_and(|arm| arm.calls_corrupted > 0);
+    positions.iter().filter(move |positions| is_corrupted(&positions.arm))
+}
+
+fn of_arms<'a>(arms: impl Iterator<Item = &'a str>, calls: &[CallRecord], confidence: f64) -> Vec<Positions> {
     let of = |arm: &str| {
         let own: Vec<_> = calls.iter().filter(|call| call.arm == arm).collect();
         Positions { arm: arm.to_owned(), tables: tables(&own, confidence), curve: curve(&own, confidence) }

@@ -149,14 +149,10 @@ impl Tally {
         self.launches.iter().filter(move |(_, launch)| launch.arm == arm).map(|(number, launch)| (*number, launch))
     }
 
-    /// Why the response of a call was corrupted, as the race log tells.
-    pub fn why(&self, call: &CallRecord) -> Vec<String> {
-        let session = self.launches.get(&call.launch).and_then(|launch| launch.sessions.get(&call.session));
-        let mut answers = session.iter().flat_map(|session| &session.answers);
-        answers
-            .find(|answer| answer.round == call.round && !answer.cancelled)
-            .map(|answer| answer.why.clone())
-            .unwrap_or_default()
+    /// The answer of a round, one that the harness cut aside.
+    pub fn answer(&self, launch: u32, session: u64, round: u32) -> Option<&Answer> {
+        let session = self.launches.get(&launch)?.sessions.get(&session)?;
+        session.answers.iter().find(|answer| answer.round == round && !answer.cancelled)
     }
 
     /// The lines of `calls.jsonl`: launches, sessions, rounds and calls in order, each request with its number.

@@ -132,7 +132,7 @@ pub(super) fn prose(rng: &mut impl Rng, bytes: usize) -> String {
 }
 
 /// Bytes of filler between two runs, the first run included.
-const RUN_PERIOD: usize = 2000;
+pub(super) const RUN_PERIOD: usize = 2000;
 
 /// Prose of exactly `bytes` bytes in which a run of `run` bytes comes back every [`RUN_PERIOD`] bytes.
 pub(super) fn filler(rng: &mut impl Rng, bytes: usize, run: usize) -> String {

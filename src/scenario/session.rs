@@ -155,7 +155,7 @@ impl Scenario {
         positive("calls", !self.calls.is_empty() && self.calls.iter().all(|n| (1..=4).contains(n)), "1 to 4 a round")?;
         positive("content", !self.content.is_empty(), "a list with at least one kind")?;
         positive("context", self.context.1 <= 10_000_000 && self.growth.1 <= 10_000_000, "at most 10 MB")?;
-        positive("run_bytes", self.run_bytes <= 2000, "at most 2000")?;
+        positive("run_bytes", self.run_bytes <= fill::RUN_PERIOD as u64, &format!("at most {}", fill::RUN_PERIOD))?;
         positive("max_context", self.max_context <= 100_000_000, "at most 100 MB")?;
         positive("answer", self.answer.1 <= 1_000_000, "at most 1 MB")?;
         positive("think_ms", self.think_ms.1 <= 86_400_000, "at most a day")?;
