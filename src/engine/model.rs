@@ -31,7 +31,7 @@ const REPLAYED: u32 = PAGE_TOKENS as u32;
 pub struct Model {
     pub(super) network: Network,
     graphs: Graphs,
-    batch: Batch,
+    pub(super) batch: Batch,
     steps: u64,
     decode_stats: Stats,
     races: Option<StepRaces>,

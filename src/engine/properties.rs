@@ -5,6 +5,7 @@ use rand::RngExt;
 
 use super::{
     DecodeRow, Prefill,
+    differential::Differential,
     geometry::COMPRESSED,
     model::{Model, virtual_gpu},
     selftest::{Load, Outcome, dictate},
@@ -299,6 +300,28 @@ fn the_differential_agrees_where_nothing_raced() {
         assert_eq!((outcome.wrong, differential.divergences), (0, 0), "{:?}", differential.first);
         assert!(differential.samples > 400, "{differential:?}");
     }
+}
+
+#[test]
+fn the_differential_names_a_logit_that_changed() {
+    let list = pairs(&[("SGLANG_DSV4_BF16_INDEX_K", "1"), ("TOOLSTORM_GE_DIFF", "1")]);
+    let mut model = model(4, &list);
+    dictate(&mut model, Load { rows: 4, context: CONTEXT, turns: 4 }, Seed(8)).unwrap();
+    // Captured logits land in the stash, which nothing overwrites: only a stray write can make them differ.
+    assert_eq!(model.differential().unwrap().divergences, 0);
+    let (network, batch) = (&model.network, &model.batch);
+    let row = batch.rows - 1;
+    let at = network.persistent(batch.bucket).unwrap().stashes[&3].logits.address()
+        + row as u64 * network.logits_row()
+        + 5 * 4;
+    network.device.copy_in(at, &1e9f32.to_ne_bytes()).unwrap();
+    let mut differential = Differential::default();
+    differential.check(network, batch, 7, Some("ts1-0")).unwrap();
+    assert_eq!(differential.divergences, 1, "{differential:?}");
+    let first = differential.first.unwrap();
+    assert_eq!((first.step, first.layer, first.row, first.entry), (7, 3, row as u32, 5));
+    assert!(first.captured == 1e9 && first.eager != 1e9, "{first:?}");
+    assert_eq!(first.replay.as_deref(), Some("ts1-0"));
 }
 
 #[test]
