@@ -2,6 +2,7 @@
 
 mod bisect;
 mod compare;
+mod examples;
 mod execute;
 mod gate;
 mod hazards;
@@ -53,32 +54,46 @@ struct Speech {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// One configuration, one report
+    #[command(after_help = examples::RUN)]
     Run(run::Args),
     /// Every arm of an A/B matrix, interleaved, one report
+    #[command(after_help = examples::MATRIX)]
     Matrix(matrix::Args),
     /// Verdict on a finished run; the exit code is the answer
+    #[command(after_help = examples::GATE)]
     Gate(gate::Args),
     /// Two results or arms: difference, interval, exact p
+    #[command(after_help = examples::COMPARE)]
     Compare(compare::Args),
     /// Smallest set of toggles that turns good into bad, under noise
+    #[command(after_help = examples::BISECT)]
     Bisect(bisect::Args),
     /// Cells, sessions, requests, expected time, power; sends nothing
+    #[command(after_help = examples::PLAN)]
     Plan(plan::Args),
     /// Happens-before analysis of captured graphs
+    #[command(after_help = examples::HAZARDS)]
     Hazards(hazards::Args),
     /// The built-in engine as an OpenAI-compatible server
+    #[command(after_help = examples::SERVE, after_long_help = serve::long_help())]
     Serve(serve::Args),
     /// A server with known faults, at full load: recall and false positives of the harness itself
+    #[command(after_help = examples::SELFCHECK)]
     Selfcheck(selfcheck::Args),
     /// Resend a failing session's exact requests, rejudge its recorded bytes, or replay a schedule token
+    #[command(after_help = examples::REPLAY)]
     Replay(replay::Args),
     /// Classify recorded responses or transcripts offline
+    #[command(after_help = examples::VALIDATE)]
     Validate(validate::Args),
     /// Render a result again: html, markdown, csv, json, junit
+    #[command(after_help = examples::REPORT)]
     Report(report::Args),
     /// Trend over past results, drift test
+    #[command(after_help = examples::HISTORY)]
     History(history::Args),
     /// Join the partitions of one run
+    #[command(after_help = examples::MERGE)]
     Merge(merge::Args),
     /// Runs a server and ends it when the harness is gone
     #[command(hide = true)]
@@ -125,10 +140,23 @@ fn dispatch(command: &Command, console: Console) -> Result<u8> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
+
+    use super::{Cli, examples};
 
     #[test]
     fn the_command_line_is_consistent() {
-        super::Cli::command().debug_assert();
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_example_parses_and_every_command_has_one() {
+        for line in examples::LINES {
+            assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "`{line}` does not parse");
+        }
+        for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("toolstorm {}", command.get_name())), "`{}` has none", command.get_name());
+        }
     }
 }

@@ -12,6 +12,7 @@ use tokio::{
     sync::watch,
 };
 
+use super::examples;
 use crate::{
     engine::{
         Activity,
@@ -38,7 +39,6 @@ const PROBED: Duration = Duration::from_secs(1);
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = toggles_help())]
 pub(super) struct Args {
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
@@ -126,8 +126,9 @@ fn resolved() -> Map<String, Value> {
     VARIABLES.iter().map(|v| (v.name.to_owned(), value(v.name, v.default).into())).collect()
 }
 
-fn toggles_help() -> String {
-    let mut text = "The engine's toggles are environment variables:\n".to_owned();
+/// Examples, then every toggle.
+pub(super) fn long_help() -> String {
+    let mut text = format!("{}\n\nThe engine's toggles are environment variables:\n", examples::SERVE);
     for variable in VARIABLES {
         let default = if variable.default.is_empty() { "unset" } else { variable.default };
         let _ = write!(text, "\n  {} [{default}]\n      {}; takes {}", variable.name, variable.meaning, variable.takes);
@@ -241,7 +242,7 @@ mod tests {
 
     #[test]
     fn help_lists_every_toggle() {
-        let help = toggles_help();
+        let help = long_help();
         assert!(VARIABLES.iter().all(|variable| help.contains(variable.name)));
     }
 }
