@@ -8,6 +8,7 @@ use crate::{
         kernel::KeyFormat,
         sim::{Schedule, cost::CostModel},
     },
+    env,
     error::{Error, Result},
     seed::Seed,
 };
@@ -368,8 +369,9 @@ impl Default for Toggles {
 }
 
 impl Toggles {
-    /// Resolves variables by name; of equal names the last wins. Names of other programs are ignored, but an unknown one
-    /// that starts with `TOOLSTORM_` is an error, as is a value that its variable does not take.
+    /// Resolves variables by name; of equal names the last wins. Names of other programs and those that are read outside
+    /// the engine are ignored, but an unknown one that starts with `TOOLSTORM_` is an error, as is a value that its
+    /// variable does not take.
     pub fn resolve<N: AsRef<str>, V: AsRef<str>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Self> {
         let mut toggles = Self::default();
         for (name, value) in pairs {
@@ -380,7 +382,8 @@ impl Toggles {
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
-            return if name.starts_with("TOOLSTORM_") { Err(unknown(name)) } else { Ok(()) };
+            let elsewhere = env::VARIABLES.iter().any(|variable| variable.name == name);
+            return if name.starts_with("TOOLSTORM_") && !elsewhere { Err(unknown(name)) } else { Ok(()) };
         };
         (variable.set)(self, value.trim()).ok_or_else(|| refused(variable, value))
     }
@@ -403,10 +406,11 @@ fn refused(variable: &Variable, value: impl Display) -> Error {
 }
 
 fn unknown(name: &str) -> Error {
-    let nearest = VARIABLES.iter().min_by_key(|variable| strsim::damerau_levenshtein(variable.name, name));
+    let toggles = VARIABLES.iter().map(|variable| (variable.name, variable.meaning));
+    let known = toggles.chain(env::VARIABLES.iter().map(|variable| (variable.name, variable.meaning)));
     let error = Error::usage(format!("unknown variable {name}"));
-    match nearest {
-        Some(variable) => error.hint(format!("did you mean {}? {}", variable.name, variable.meaning)),
+    match known.min_by_key(|(known, _)| strsim::damerau_levenshtein(known, name)) {
+        Some((nearest, meaning)) => error.hint(format!("did you mean {nearest}? {meaning}")),
         None => error,
     }
 }
@@ -467,5 +471,9 @@ mod tests {
         let error = Toggles::resolve([("TOOLSTORM_INDEX_TOPKK", "3")]).unwrap_err();
         assert_eq!(error.to_string(), "unknown variable TOOLSTORM_INDEX_TOPKK");
         assert!(error.cure().unwrap().contains("did you mean TOOLSTORM_INDEX_TOPK?"));
+        let error = Toggles::resolve([("TOOLSTORM_CAPTURE_DIRS", "x")]).unwrap_err();
+        assert!(error.cure().unwrap().contains("did you mean TOOLSTORM_CAPTURE_DIR?"));
+        // Read by the exporter, not by the engine.
+        assert_eq!(Toggles::resolve([("TOOLSTORM_CAPTURE_DIR", "x")]).unwrap(), Toggles::default());
     }
 }

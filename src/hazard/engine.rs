@@ -175,3 +175,30 @@ impl Backend for Recorder {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::device::sim::cost::CostModel;
+
+    #[test]
+    fn every_kernel_of_a_step_has_a_floor_that_can_be_scaled() {
+        let bf16 = ("SGLANG_DSV4_BF16_INDEX_K", "1");
+        let configurations = [
+            vec![],
+            vec![bf16],
+            vec![bf16, ("SGLANG_SM120_TRITON_INDEXER", "0")],
+            vec![bf16, ("TOOLSTORM_GE_DIFF", "1")],
+        ];
+        let mut kernels = BTreeSet::from(["prefill"]);
+        for variables in configurations {
+            let graphs = graphs(&Toggles::resolve(variables).unwrap(), 1).unwrap();
+            kernels.extend(graphs.iter().flat_map(|(_, graph)| &graph.ops).map(|(op, _)| op.kernel.name()));
+        }
+        let floors: BTreeSet<_> = CostModel::default().names().into_iter().collect();
+        let missing: Vec<_> = kernels.difference(&floors).collect();
+        assert!(kernels.len() > 20 && missing.is_empty(), "{missing:?} of {} kernels", kernels.len());
+    }
+}

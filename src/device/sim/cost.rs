@@ -32,7 +32,7 @@ pub struct CostModel {
     pub bf16_per_ns: f64,
     /// The same in e4m3, FLOP/ns (`fp8_per_ns`).
     pub fp8_per_ns: f64,
-    /// For each kernel that has one of its own (by its name), the time of a block that moves and computes nothing, ns.
+    /// For each kernel (by its name), the time of a block that moves and computes nothing, ns.
     floors_ns: BTreeMap<&'static str, f64>,
 }
 
@@ -59,12 +59,9 @@ const fn split(class: Class, ways: f64) -> Class {
     Class { ways, ..class }
 }
 
-/// Floor of a kernel that [`CLASSES`] does not name, ns.
-const OTHER_FLOOR_NS: f64 = 800.0;
-
 /// Floors: prologue, dependent loads, reductions across the block. With the charged bytes and FLOPs of 64 rows they give
 /// the durations named on the right.
-const CLASSES: [Class; 22] = [
+const CLASSES: [Class; 27] = [
     // One reduction a row.
     bf16("rms_norm", 1200.0),   // 1.5 µs
     bf16("q_norm", 1400.0),     // 1.5 µs
@@ -88,6 +85,7 @@ const CLASSES: [Class; 22] = [
     // The inner dimension is twice the outer one, and split in two.
     split(fp8("ffn_down", 800.0), 2.0), // 3.0 µs
     bf16("logits", 2000.0),             // 3.4 µs a full tile
+    bf16("logits_fallback", 2000.0),
     // Several passes over a row with block-wide counts between them.
     bf16("topk_select", 1800.0), // 2.5 µs
     // One thread block walks a row's candidates and their pages one after the other.
@@ -95,6 +93,11 @@ const CLASSES: [Class; 22] = [
     // A row's heads are split four ways, and what they found is merged.
     split(bf16("attention", 3400.0), 4.0), // 9.0 µs
     fp8("o_proj", 300.0),                  // 4.8 µs
+    // Outside the layers, or not in every configuration.
+    bf16("embed", 800.0),
+    bf16("head", 800.0),
+    bf16("copy", 800.0),
+    bf16("prefill", 800.0),
 ];
 
 impl Default for CostModel {
@@ -174,11 +177,12 @@ impl CostModel {
     /// The rate of `kernel`.
     pub fn rate(&self, kernel: &Kernel) -> Rate {
         let name = kernel.name();
+        // A test holds every kernel to a class of its own.
         let class = CLASSES.iter().find(|class| class.kernel == name);
         let (fp8, ways) = class.map_or((false, 1.0), |class| (class.fp8, class.ways));
         let flops_per_ns = if fp8 { self.fp8_per_ns } else { self.bf16_per_ns };
         Rate {
-            floor_ns: self.floors_ns.get(name).copied().unwrap_or(OTHER_FLOOR_NS),
+            floor_ns: self.floors_ns.get(name).copied().unwrap_or_default(),
             byte_ns: 1.0 / (ways * self.bytes_per_ns),
             flop_ns: 1.0 / (ways * flops_per_ns),
         }
