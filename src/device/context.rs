@@ -244,6 +244,13 @@ impl Device {
         host.late.take().map_or(Ok(()), Err)
     }
 
+    /// Runs an op of a probe to its end, once everything enqueued has run. On the virtual GPU it takes no time, draws
+    /// nothing and counts nowhere, so that a probe which only reads changes no result; a real device runs it like any other.
+    pub fn probe(&self, stream: StreamId, op: &Op) -> Result<()> {
+        self.synchronize()?;
+        self.inner.backend.borrow_mut().probe(stream, op)
+    }
+
     /// Copies `bytes` to the arena, once everything enqueued has run.
     pub fn copy_in(&self, address: u64, bytes: &[u8]) -> Result<()> {
         self.inner.host.borrow().refuse_in_capture("a copy from the host")?;

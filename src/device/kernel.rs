@@ -101,6 +101,8 @@ pub const ENTRY_DIGITS_AT: u64 = RATIO * CODE;
 pub const ENTRY_PAGE: u64 = PAGE_ENTRIES * ENTRY;
 /// Live dims of an attention output row: the gathered window, then the byte copied by the long match, then by the short.
 pub const ATTENTION_DIMS: u64 = 512;
+/// Bytes of a page's checksums, one `u64` a key.
+pub const CHECKSUMS_ROW: u64 = PAGE_ENTRIES * 8;
 /// Tokens that a prefill block processes.
 pub const PREFILL_TILE: u64 = 64;
 /// Index keys that a logits block processes.
@@ -275,6 +277,13 @@ pub enum Kernel {
         /// Entries attended to at most; 0 = the layer has none, and the last two operands are missing.
         k: u32,
     },
+    /// `index keys?, pages → checksums`: of each page in the list a row of 64 `u64`, one a key: from 1, for the scale (fp8)
+    /// and then each eight bytes of the key, little-endian, `rotate_left((sum ^ word) * 0x9E37_79B9_7F4A_7C15, 29)`. A
+    /// change of one word always shows.
+    Checksum {
+        /// How keys are stored.
+        format: KeyFormat,
+    },
     /// `attention out, feed-forward's ballast half, x → x`: `x + W out`, and `x + y` in the ballast group.
     OutputProject {
         /// Row = residual dim, column = attention dim.
@@ -333,6 +342,7 @@ impl Kernel {
             Self::CoreCompress { .. } => "core_compress",
             Self::CoreStore => "core_store",
             Self::Attention { .. } => "attention",
+            Self::Checksum { .. } => "checksum",
             Self::OutputProject { .. } => "o_proj",
             Self::Head { .. } => "head",
             Self::Prefill { .. } => "prefill",
@@ -354,6 +364,7 @@ impl Kernel {
             | Self::TopkFinalise { .. }
             | Self::CoreStore
             | Self::Attention { .. }
+            | Self::Checksum { .. }
             | Self::Head { .. } => Grid::Rows,
             Self::Matmul { site, .. } => Grid::Columns(match site {
                 MatmulSite::QkvA => 96,

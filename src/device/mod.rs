@@ -88,6 +88,13 @@ pub trait Backend {
     /// Runs everything enqueued to its end.
     fn synchronize(&mut self) -> Result<()>;
 
+    /// Runs one op of a probe to its end; the device is idle. What it costs is charged, unless the backend can run it
+    /// outside of its time.
+    fn probe(&mut self, stream: StreamId, op: &Op) -> Result<()> {
+        self.enqueue(stream, op)?;
+        self.synchronize()
+    }
+
     /// Copies host bytes to the arena; the device is idle.
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()>;
 

@@ -4,9 +4,15 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{batch::Batch, forward::Network};
+use super::{
+    batch::Batch,
+    forward::{Network, pages},
+};
 use crate::{
-    device::kernel::{KeyFormat, PAGE_ENTRIES, RATIO},
+    device::{
+        Op, Tensor,
+        kernel::{CHECKSUMS_ROW, Kernel, PAGE_ENTRIES, RATIO},
+    },
     error::Result,
 };
 
@@ -26,7 +32,7 @@ pub struct CanaryHit {
 type Sums = [u64; PAGE_ENTRIES as usize];
 
 /// What the canary knows and found so far.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Clone)]
 pub struct Canary {
     /// Pages checked.
     pub checks: u64,
@@ -34,13 +40,27 @@ pub struct Canary {
     pub hits: u64,
     /// The first of them.
     pub first: Option<CanaryHit>,
-    #[serde(skip)]
     known: BTreeMap<(u8, u32), Box<Sums>>,
-    #[serde(skip)]
-    bytes: Vec<u8>,
+    /// Numbers of the pages to check, and their checksums, a row a page.
+    pages: Tensor,
+    sums: Tensor,
 }
 
 impl Canary {
+    /// A canary that knows nothing yet. Its buffers are allocated last, so that they move nothing else.
+    pub(super) fn new(network: &Network) -> Result<Self> {
+        let (device, main) = (&network.device, network.streams.main);
+        let most = u64::from(network.geometry.pages);
+        Ok(Self {
+            checks: 0,
+            hits: 0,
+            first: None,
+            known: BTreeMap::new(),
+            pages: device.alloc(main, most * 4, "canary_pages")?,
+            sums: device.alloc(main, most * CHECKSUMS_ROW, "canary_sums")?,
+        })
+    }
+
     /// Forgets pages: prefill is about to write them.
     pub(super) fn forget(&mut self, pages: &[u32]) {
         self.known.retain(|(_, page), _| !pages.contains(page));
@@ -61,21 +81,36 @@ impl Canary {
                 *explained = explained.or(stored);
             }
         }
+        if live.is_empty() {
+            return Ok(());
+        }
+        let numbers: Vec<u32> = live.keys().copied().collect();
+        let rows = numbers.len() as u64;
+        network.device.copy_in(self.pages.address(), bytemuck::cast_slice(&numbers))?;
+        let mut sums = vec![[0; PAGE_ENTRIES as usize]; numbers.len()];
         for (cache, layer) in network.caches.iter().zip(0u8..) {
             let Some(cache) = &cache.compressed else { continue };
-            for (&page, &explained) in &live {
-                let bytes = network.geometry.keys.page_bytes();
-                self.bytes.resize(bytes as usize, 0);
-                network.device.copy_out(cache.index_keys.address() + u64::from(page) * bytes, &mut self.bytes)?;
-                self.compare(network.geometry.keys, (layer, page), explained, step);
+            let format = network.geometry.keys;
+            let op = Op {
+                kernel: Kernel::Checksum { format },
+                reads: vec![
+                    pages(&cache.index_keys, format.page_bytes()),
+                    self.pages.operand(self.pages.region(4, 4, rows, 0)),
+                ],
+                writes: vec![self.sums.operand(self.sums.region(CHECKSUMS_ROW, CHECKSUMS_ROW, rows, 0))],
+                layer: Some(layer),
+            };
+            network.device.probe(network.streams.main, &op)?;
+            network.device.copy_out(self.sums.address(), bytemuck::cast_slice_mut(&mut sums))?;
+            for ((&page, &explained), sums) in live.iter().zip(&sums) {
+                self.compare((layer, page), sums, explained, step);
             }
         }
         Ok(())
     }
 
-    fn compare(&mut self, format: KeyFormat, (layer, page): (u8, u32), explained: Option<u64>, step: u64) {
+    fn compare(&mut self, (layer, page): (u8, u32), sums: &Sums, explained: Option<u64>, step: u64) {
         self.checks += 1;
-        let sums = Box::new(checksums(&self.bytes, format));
         if let Some(known) = self.known.get(&(layer, page)) {
             let changed = (0..PAGE_ENTRIES).filter(|slot| Some(*slot) != explained);
             for slot in changed.filter(|slot| known[*slot as usize] != sums[*slot as usize]) {
@@ -83,19 +118,6 @@ impl Canary {
                 self.first.get_or_insert(CanaryHit { step, layer, page, slot: slot as u32 });
             }
         }
-        self.known.insert((layer, page), sums);
+        self.known.insert((layer, page), Box::new(*sums));
     }
-}
-
-/// A checksum of each key of a page, its scale included.
-fn checksums(page: &[u8], format: KeyFormat) -> Sums {
-    let (keys, scales) = page.split_at((PAGE_ENTRIES * format.key_bytes()) as usize);
-    let mut sums = [0; PAGE_ENTRIES as usize];
-    for (slot, (sum, key)) in sums.iter_mut().zip(keys.chunks_exact(format.key_bytes() as usize)).enumerate() {
-        let scale = scales.get(slot * 4..slot * 4 + 4).unwrap_or_default();
-        let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
-        let words = key.chunks_exact(8).map(bytemuck::pod_read_unaligned::<u64>);
-        *sum = scale.iter().map(|byte| u64::from(*byte)).chain(words).fold(1, mix);
-    }
-    sums
 }

@@ -383,7 +383,7 @@ fn inputs(device: &Device, stream: StreamId, geometry: &Geometry) -> Result<Inpu
 }
 
 /// A cache, one row a page, of which index operands choose the bytes.
-fn pages(cache: &Tensor, page: u64) -> Operand {
+pub(super) fn pages(cache: &Tensor, page: u64) -> Operand {
     cache.indexed(cache.region(page, page, cache.bytes() / page, 0))
 }
 

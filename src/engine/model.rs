@@ -51,6 +51,7 @@ impl Model {
     pub fn on(device: Device, toggles: &Toggles, pages: u32, weights: &Weights) -> Result<Self> {
         let network = Network::new(device, toggles, toggles.geometry(pages), weights)?;
         let graphs = Graphs::capture(&network, toggles)?;
+        let canary = toggles.index_k_canary.then(|| Canary::new(&network)).transpose()?;
         // Set-up runs steps of padded rows only; what they did is no part of the run.
         network.device.drain_race_hits();
         Ok(Self {
@@ -65,7 +66,7 @@ impl Model {
                 _ => None,
             },
             differential: toggles.ge_diff.then(Differential::default),
-            canary: toggles.index_k_canary.then(Canary::default),
+            canary,
         })
     }
 

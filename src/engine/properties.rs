@@ -286,6 +286,26 @@ fn the_canary_sees_a_stray_byte_and_no_store() {
 }
 
 #[test]
+fn the_canary_changes_no_result() {
+    let [without, with] = ["0", "1"].map(|canary| {
+        let list = pairs(&[
+            ("SGLANG_DSV4_BF16_INDEX_K", "1"),
+            ("TOOLSTORM_SEED", "5"),
+            ("TOOLSTORM_ORDER", "adversarial"),
+            ("TOOLSTORM_INDEX_K_CANARY", canary),
+        ]);
+        let mut model = model(4, &list);
+        let outcome = dictate(&mut model, Load { rows: 4, context: CONTEXT, turns: 3 }, Seed(1)).unwrap();
+        let checks = model.canary().map(|canary| canary.checks);
+        (outcome, cache_bytes(&model), *model.decode_stats(), model.device().stats(), checks)
+    });
+    assert!(without.0.wrong > 0 && without.2.race_hits > 0, "nothing raced: {:?}", without.0);
+    assert_eq!((&with.0, with.2, with.3), (&without.0, without.2, without.3));
+    assert!(with.1 == without.1, "the caches differ");
+    assert!(with.4.is_some_and(|checks| checks > 1000), "{:?}", with.4);
+}
+
+#[test]
 fn the_differential_agrees_where_nothing_raced() {
     for reader in ["0", "1"] {
         let list = pairs(&[

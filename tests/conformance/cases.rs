@@ -5,9 +5,9 @@ use toolstorm::{
     device::{
         Device, Op, Operand, SparseWeight, StreamId, Tensor, WeightId,
         kernel::{
-            CORE_RING_PAGE, ENTRY, ENTRY_KEY, ENTRY_PAGE, FEED_FORWARD, HEAD_DIM, HEADS, HIDDEN, INDEX_DIM,
-            INDEX_HEADS, INDEX_RING_PAGE, KV, Kernel, KeyFormat, LIVE, MATCH_HEADS, MatmulSite, NormSite, PAGE_ENTRIES,
-            Q_LORA, Q_LORA_GROUP, QUANTISE_GROUP, Reader, SWA_PAGE, TOPK_WORDS, WORKSPACE_WORDS,
+            CHECKSUMS_ROW, CORE_RING_PAGE, ENTRY, ENTRY_KEY, ENTRY_PAGE, FEED_FORWARD, HEAD_DIM, HEADS, HIDDEN,
+            INDEX_DIM, INDEX_HEADS, INDEX_RING_PAGE, KV, Kernel, KeyFormat, LIVE, MATCH_HEADS, MatmulSite, NormSite,
+            PAGE_ENTRIES, Q_LORA, Q_LORA_GROUP, QUANTISE_GROUP, Reader, SWA_PAGE, TOPK_WORDS, WORKSPACE_WORDS,
         },
     },
     seed::Seed,
@@ -282,6 +282,13 @@ fn store(b: &mut Builder<'_>, ring: u64, cache: u64, kernel: Kernel) -> Op {
     op(kernel, [ring, positions, pages, table], [cache])
 }
 
+fn checksum(b: &mut Builder<'_>, format: KeyFormat) -> Op {
+    let keys = b.keys(format);
+    let pages = b.words(|rng, _| rng.random_range(0..PAGES as i32));
+    let out = b.out(CHECKSUMS_ROW, CHECKSUMS_ROW);
+    op(Kernel::Checksum { format }, [keys, pages], [out])
+}
+
 fn index_rope(b: &mut Builder<'_>, format: KeyFormat) -> Op {
     let query = b.bf16(INDEX_HEADS * INDEX_DIM * 2, MATCH_HEADS * INDEX_DIM, 0);
     let weights = b.bf16(INDEX_HEADS * 2, MATCH_HEADS, 0);
@@ -435,6 +442,8 @@ pub(crate) const CASES: &[Case] = &[
     exact("index_store, bf16", |b| store(b, INDEX_RING_PAGE, Bf16.page_bytes(), Kernel::IndexStore { format: Bf16 })),
     exact("index_store, fp8", |b| store(b, INDEX_RING_PAGE, Fp8.page_bytes(), Kernel::IndexStore { format: Fp8 })),
     exact("core_store", |b| store(b, CORE_RING_PAGE, ENTRY_PAGE, Kernel::CoreStore)),
+    exact("checksum, bf16", |b| checksum(b, Bf16)),
+    exact("checksum, fp8", |b| checksum(b, Fp8)),
     exact("index_rope, bf16", |b| index_rope(b, Bf16)),
     exact("index_rope, fp8", |b| index_rope(b, Fp8)),
     near("logits, bf16, paged", LOGITS, |b| logits(b, Bf16, Reader::Paged)),

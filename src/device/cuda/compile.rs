@@ -26,13 +26,14 @@ pub(super) struct Source {
 const HEADER: &str = "common.cuh";
 const HEADER_TEXT: &str = include_str!("../../../kernels/common.cuh");
 
-pub(super) static SOURCES: [Source; 6] = [
+pub(super) static SOURCES: [Source; 7] = [
     Source { name: "rows.cu", text: include_str!("../../../kernels/rows.cu") },
     Source { name: "matmul.cu", text: include_str!("../../../kernels/matmul.cu") },
     Source { name: "cache.cu", text: include_str!("../../../kernels/cache.cu") },
     Source { name: "logits.cu", text: include_str!("../../../kernels/logits.cu") },
     Source { name: "topk.cu", text: include_str!("../../../kernels/topk.cu") },
     Source { name: "attention.cu", text: include_str!("../../../kernels/attention.cu") },
+    Source { name: "canary.cu", text: include_str!("../../../kernels/canary.cu") },
 ];
 
 /// Hopper's matrix and copy instructions need the architecture's own variant.

@@ -34,7 +34,7 @@ const VOCABULARY: u64 = 129_280;
 const COMPRESSED: [u64; 2] = [4 * INDEX_DIM, 4 * HEAD_DIM];
 
 /// Kernels with their files and the dynamic shared memory that they may ask for.
-pub(super) static FUNCTIONS: [(&str, &str, u32); 25] = [
+pub(super) static FUNCTIONS: [(&str, &str, u32); 26] = [
     ("rows.cu", "copy_rows", 0),
     ("rows.cu", "embed", 0),
     ("rows.cu", "rms_norm", 0),
@@ -51,6 +51,7 @@ pub(super) static FUNCTIONS: [(&str, &str, u32); 25] = [
     ("cache.cu", "core_store", 0),
     ("cache.cu", "prefill", 0),
     ("attention.cu", "attention", 0),
+    ("canary.cu", "checksum", 0),
     ("logits.cu", "paged_mqa_logits_bf16", paged_shared(0)),
     ("logits.cu", "paged_mqa_logits_e4m3", paged_shared(1)),
     ("logits.cu", "direct_mqa_logits_bf16", 0),
@@ -179,6 +180,10 @@ impl Machine {
             Kernel::IndexRope { format } => {
                 args.push(flag(format));
                 ("index_rope", write.rows, (first.len / (INDEX_DIM * 2) * 32) as u32, 0)
+            }
+            Kernel::Checksum { format } => {
+                args.push(flag(format));
+                ("checksum", write.rows, PAGE_ENTRIES as u32, 0)
             }
             Kernel::TopkFinalise { k } => {
                 args.push(Arg::Word(k as i32));

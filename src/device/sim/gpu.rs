@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, rc::Rc};
 
 use super::{
-    Kernels, Memory, RaceHit, Stats,
+    Kernels, Memory, RaceHit, Stats, View, Writes,
     cost::CostModel,
     data::{Data, Machine},
+    memory::Scratch,
     order::{Order, Schedule},
     plan::Plan,
     timing::Timing,
@@ -266,6 +267,18 @@ impl Backend for Sim {
             Rc::new(Plan::new(queue.ops, &edges, queue.launched_at, &self.config.cost))
         };
         self.run(&plan)
+    }
+
+    fn probe(&mut self, _stream: StreamId, op: &Op) -> Result<()> {
+        let mut blocks = Vec::new();
+        self.kernels.blocks(op, &self.memory, &mut blocks);
+        let mut scratch = Scratch::default();
+        let view = View::new(op, &self.memory, &self.weights);
+        self.kernels.compute(op, &blocks, &view, &mut Writes::new(op, &mut scratch));
+        for (range, bytes) in scratch.iter() {
+            self.memory.write(range.start, bytes);
+        }
+        Ok(())
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()> {

@@ -77,6 +77,10 @@ impl Backend for Rerun {
         if same { Ok(()) } else { Err(differs("interleavings", &self.first)) }
     }
 
+    fn probe(&mut self, stream: StreamId, op: &Op) -> Result<()> {
+        self.both(|sim| sim.probe(stream, op))
+    }
+
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()> {
         self.both(|sim| sim.write(address, bytes))
     }

@@ -45,6 +45,7 @@ pub(super) fn visit(op: &Op, block: &Block, memory: &Memory, visit: &mut dyn FnM
         Kernel::TopkSelect { .. } => accesses.select(),
         Kernel::TopkFinalise { .. } => accesses.finalise(),
         Kernel::Attention { k, .. } => accesses.attention(k as usize),
+        Kernel::Checksum { .. } => accesses.checksum(),
         Kernel::Prefill { .. } => accesses.prefill(block),
     }
 }
@@ -229,6 +230,14 @@ impl Accesses<'_> {
         for range in window_ranges(window, page, position).into_iter().chain(entries) {
             self.touch(Touch::Read, range);
         }
+        self.touch_row(Touch::Write, self.op.writes[0].region);
+    }
+
+    fn checksum(&mut self) {
+        let page = self.index_row(1);
+        let cache = self.read(0);
+        let Some(start) = super::cache::page_start(cache, page) else { return };
+        self.touch(Touch::Read, start..start + cache.len);
         self.touch_row(Touch::Write, self.op.writes[0].region);
     }
 

@@ -125,6 +125,26 @@ pub(super) fn index_store(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut 
     }
 }
 
+/// Checksums of the keys of each listed page.
+pub(super) fn checksum(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, format: KeyFormat) {
+    let [cache, pages] = [0, 1].map(|at| op.reads[at].region);
+    let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    for block in blocks {
+        let row = u64::from(block.index);
+        let page = view.slice::<i32>(pages.row(row))[0];
+        let Some(start) = page_start(cache, page) else { continue };
+        let (keys, scales) =
+            view.bytes(start..start + cache.len).split_at((PAGE_ENTRIES * format.key_bytes()) as usize);
+        let sums = out.slice::<u64>(op.writes[0].region.row(row));
+        for (slot, (sum, key)) in sums.iter_mut().zip(keys.chunks_exact(format.key_bytes() as usize)).enumerate() {
+            let scale =
+                scales.get(slot * 4..slot * 4 + 4).map(|scale| u64::from(bytemuck::pod_read_unaligned::<u32>(scale)));
+            let words = key.chunks_exact(8).map(bytemuck::pod_read_unaligned::<u64>);
+            *sum = scale.into_iter().chain(words).fold(1, mix);
+        }
+    }
+}
+
 /// Writes one index key.
 pub(super) fn put_key(
     codes: &[f32; KEY_CODES],

@@ -46,7 +46,11 @@ pub(super) fn blocks(op: &Op, memory: &Memory, out: &mut Vec<Block>) {
 /// Rows of the batch for kernels whose first operands are not batch rows.
 fn batch(op: &Op) -> Option<u64> {
     let metadata = match op.kernel {
-        Kernel::IndexStore { .. } | Kernel::CoreStore | Kernel::KvStore | Kernel::TopkSelect { .. } => 1,
+        Kernel::IndexStore { .. }
+        | Kernel::CoreStore
+        | Kernel::KvStore
+        | Kernel::TopkSelect { .. }
+        | Kernel::Checksum { .. } => 1,
         _ => return None,
     };
     Some(op.reads[metadata].region.rows)
@@ -63,7 +67,7 @@ fn row_cost(op: &Op) -> (u64, u64) {
             (2 * HEADS * HEAD_DIM * 2 + entries * CORE_ENTRY, 4 * HEADS * HEAD_DIM * entries)
         }
         Kernel::Head { .. } => (plain + VOCABULARY * HIDDEN / 64, 2 * VOCABULARY * HIDDEN),
-        Kernel::TopkSelect { .. } => (plain + op.reads[0].region.len, 0),
+        Kernel::TopkSelect { .. } | Kernel::Checksum { .. } => (plain + op.reads[0].region.len, 0),
         Kernel::IndexRope { .. } => (3 * INDEX_HEADS * INDEX_DIM, 10 * INDEX_HEADS * INDEX_DIM),
         _ => (plain, 4 * plain),
     }

@@ -86,6 +86,7 @@ impl Kernels for Reference {
             Kernel::KvStore => cache::kv_store(op, blocks, view, out),
             Kernel::IndexStore { format } => cache::index_store(op, blocks, view, out, *format),
             Kernel::CoreStore => cache::core_store(op, blocks, view, out),
+            Kernel::Checksum { format } => cache::checksum(op, blocks, view, out, *format),
             Kernel::IndexRope { format } => index::rope(op, blocks, view, out, *format),
             Kernel::Logits { format, reader } => {
                 let shadow = (!self.dense_only).then(|| self.keys.borrow_mut());

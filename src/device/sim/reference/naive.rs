@@ -9,9 +9,9 @@ use super::{
 use crate::device::{
     Operand,
     kernel::{
-        CODE, CORE_RING_DIM, CORE_RING_PAGE, ENTRY, ENTRY_DIGITS_AT, ENTRY_KEY, ENTRY_PAGE, GATHER, HEAD_DIM, HIDDEN,
-        INDEX_DIM, INDEX_RING_DIM, INDEX_RING_PAGE, KV, Kernel, KeyFormat, LIVE, MATCH_HEADS, MatmulSite, NormSite,
-        PAGE_ENTRIES, Q_LORA, RING, ROPE, Reader, SWA_DIM, SWA_PAGE, WORKSPACE_WORDS,
+        CHECKSUMS_ROW, CODE, CORE_RING_DIM, CORE_RING_PAGE, ENTRY, ENTRY_DIGITS_AT, ENTRY_KEY, ENTRY_PAGE, GATHER,
+        HEAD_DIM, HIDDEN, INDEX_DIM, INDEX_RING_DIM, INDEX_RING_PAGE, KV, Kernel, KeyFormat, LIVE, MATCH_HEADS,
+        MatmulSite, NormSite, PAGE_ENTRIES, Q_LORA, RING, ROPE, Reader, SWA_DIM, SWA_PAGE, WORKSPACE_WORDS,
     },
 };
 
@@ -233,6 +233,47 @@ fn compressors_fill_their_ring() {
             }
         }
     });
+}
+
+#[test]
+fn checksums_tell_each_word_of_each_key() {
+    for format in FORMATS {
+        for_batches(|rows| {
+            let mut f = Fixture::new(2 << 20, rows);
+            let cache = f.region(PAGES, format.page_bytes(), format.page_bytes());
+            let cache = Operand { indexed: true, ..cache };
+            let pages = f.words(rows, 1, |row, _| if row == 2 { PAGES as i32 } else { row as i32 * 3 + 1 });
+            let sums = f.region(rows, CHECKSUMS_ROW, CHECKSUMS_ROW);
+            let untouched = f.memory.bytes(sums.region.span()).to_vec();
+            f.run(Kernel::Checksum { format }, &[cache, pages], &[sums]);
+            for row in 0..rows {
+                let found = f.memory.slice::<u64>(sums.region.row(row)).to_vec();
+                if row == 2 {
+                    assert_eq!(
+                        bytemuck::cast_slice::<u64, u8>(&found),
+                        &untouched[2 * CHECKSUMS_ROW as usize..][..512]
+                    );
+                    continue;
+                }
+                let page = f.memory.bytes(cache.region.row(row * 3 + 1));
+                for (slot, sum) in found.iter().enumerate() {
+                    let (bytes, mut naive) = (format.key_bytes() as usize, 1u64);
+                    let mut add = |word: u64| {
+                        let product = u128::from(naive ^ word) * 0x9E37_79B9_7F4A_7C15 % (1 << 64);
+                        naive = ((product << 29 | product >> 35) % (1 << 64)) as u64;
+                    };
+                    if format == KeyFormat::Fp8 {
+                        let at = 64 * 128 + 4 * slot;
+                        add(u64::from(u32::from_le_bytes(page[at..at + 4].try_into().unwrap())));
+                    }
+                    for word in page[slot * bytes..][..bytes].chunks(8) {
+                        add(u64::from_le_bytes(word.try_into().unwrap()));
+                    }
+                    assert_eq!(*sum, naive, "row {row}, slot {slot}");
+                }
+            }
+        });
+    }
 }
 
 /// Where a row's entry goes: page and slot.
