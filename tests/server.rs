@@ -23,6 +23,7 @@ use tokio::{
     task::JoinHandle,
 };
 use toolstorm::{
+    device::Identity,
     engine::{
         Activity, DecodeRow, Prefill, TokenModel,
         chat::{Call, LEAD, render},
@@ -107,6 +108,10 @@ impl TokenModel for PacedModel {
 
     fn activity(&self) -> Activity {
         self.model.activity()
+    }
+
+    fn device(&self) -> Identity {
+        Identity { backend: "none", name: "a test".to_owned() }
     }
 }
 
@@ -302,6 +307,7 @@ async fn the_other_routes_answer() {
     assert_eq!(server.get("/v1/models/gpt-9").await.0, StatusCode::NOT_FOUND);
     let (status, health) = server.get("/health").await;
     assert_eq!((status, &health["status"], &health["config"]["test"]), (StatusCode::OK, &json!("ok"), &json!(true)));
+    assert_eq!(health["device"], json!({"backend": "none", "name": "a test"}));
     server.chat(&request(&[call(1)], false)).await;
     let text = server.client.get(format!("{}/metrics", server.url)).send().await.unwrap().text().await.unwrap();
     assert!(text.contains("toolstorm_requests_total{finished_reason=\"stop\"} 1"), "{text}");

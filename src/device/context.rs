@@ -5,11 +5,12 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     rc::Rc,
+    time::Duration,
 };
 
 use super::{
-    Backend, CapturedGraph, EventId, GraphId, Lifetime, LifetimeId, Op, PoolId, SparseWeight, StreamId, Tensor,
-    WeightId,
+    Backend, CapturedGraph, EventId, GraphId, Identity, Lifetime, LifetimeId, Op, PoolId, SparseWeight, StreamId,
+    Tensor, WeightId,
     pool::{Allocator, Growth},
     sim::{RaceHit, Stats},
     trace::Recorder,
@@ -88,6 +89,16 @@ impl Device {
     pub fn new(backend: Box<dyn Backend>) -> Self {
         let inner = Inner { backend: RefCell::new(backend), host: RefCell::default(), layer: Cell::new(None) };
         Self { inner: Rc::new(inner) }
+    }
+
+    /// What the device calls itself.
+    pub fn identity(&self) -> Identity {
+        self.inner.backend.borrow().identity()
+    }
+
+    /// Time that a real device was at work so far; none where the clock is virtual.
+    pub fn busy(&self) -> Option<Duration> {
+        self.inner.backend.borrow().busy()
     }
 
     /// Whether the backend notices and logs races.
@@ -265,7 +276,7 @@ impl Device {
         self.inner.backend.borrow_mut().read(address, bytes)
     }
 
-    /// Virtual time and overlap so far.
+    /// Time on the device's clock and overlap so far.
     pub fn stats(&self) -> Stats {
         self.inner.backend.borrow().stats()
     }

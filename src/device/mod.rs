@@ -26,6 +26,10 @@ pub use op::{Block, LifetimeId, Op, Operand};
 pub use trace::{CapturedGraph, Lifetime};
 pub use weight::{SparseWeight, WeightId};
 
+use std::time::Duration;
+
+use serde::Serialize;
+
 use crate::error::Result;
 
 /// A stream: ops on it run in the order in which they were enqueued.
@@ -49,12 +53,26 @@ impl PoolId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GraphId(pub u32);
 
+/// What a device calls itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Identity {
+    /// `sim` or `cuda`, as `TOOLSTORM_DEVICE` takes them; nothing where no device is behind it.
+    pub backend: &'static str,
+    /// The device's name.
+    pub name: String,
+}
+
 /// What runs the ops: the virtual GPU or CUDA.
 ///
 /// Streams, events, pools and capture state are [`Device`]'s business; it calls a backend only in a valid order. While a
 /// capture is under way the backend sees the same `enqueue`, `record` and `wait` calls (CUDA captures them natively; the
 /// virtual GPU ignores them and takes the recorded graph at the end).
 pub trait Backend {
+    /// What the device calls itself.
+    fn identity(&self) -> Identity {
+        Identity::default()
+    }
+
     /// Makes the arena at least `bytes` long. Never called during capture.
     fn reserve(&mut self, bytes: u64) -> Result<()>;
 
@@ -101,9 +119,15 @@ pub trait Backend {
     /// Copies arena bytes to the host; the device is idle.
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Virtual time and overlap so far; all zero where the backend has no virtual clock.
+    /// Time on the device's clock and overlap so far; zero where the backend cannot tell.
     fn stats(&self) -> sim::Stats {
         sim::Stats::default()
+    }
+
+    /// Time that a real device was at work, from the first launch after a synchronisation to the last one's end, summed.
+    /// None where the clock is virtual.
+    fn busy(&self) -> Option<Duration> {
+        None
     }
 
     /// What replays the last launch, in one line of text.

@@ -45,6 +45,7 @@ impl Ending {
 
 type Label = [(&'static str, &'static str); 1];
 type Real = Gauge<f64, AtomicU64>;
+type Seconds = Counter<f64, AtomicU64>;
 
 /// Every metric, registered.
 #[derive(Debug)]
@@ -71,6 +72,9 @@ pub struct Metrics {
     pub first_token_seconds: Histogram,
     /// From a request's arrival to its last token.
     pub request_seconds: Histogram,
+    /// Time in which the engine's thread worked, waits for the device included.
+    pub worker_busy_seconds: Seconds,
+    device_busy_seconds: Seconds,
     overlap_share: Real,
     virtual_step_us: Real,
     race_hits: Counter,
@@ -103,6 +107,8 @@ impl Metrics {
             steps: Counter::default(),
             first_token_seconds: seconds(),
             request_seconds: seconds(),
+            worker_busy_seconds: Seconds::default(),
+            device_busy_seconds: Seconds::default(),
             overlap_share: Real::default(),
             virtual_step_us: Real::default(),
             race_hits: Counter::default(),
@@ -129,6 +135,16 @@ impl Metrics {
         registry.register("time_to_first_token_seconds", "Arrival to first token", self.first_token_seconds.clone());
         registry.register("request_duration_seconds", "Arrival to last token", self.request_seconds.clone());
         registry.register(
+            "worker_busy_seconds",
+            "Time in which the engine's thread worked, waits for the device included",
+            self.worker_busy_seconds.clone(),
+        );
+        registry.register(
+            "device_busy_seconds",
+            "Time in which a real device was at work, without copies; 0 where the clock is virtual",
+            self.device_busy_seconds.clone(),
+        );
+        registry.register(
             "overlap_share",
             "Share of busy device time with two or more streams active",
             self.overlap_share.clone(),
@@ -154,6 +170,8 @@ impl Metrics {
     pub fn observe(&self, activity: &Activity) {
         self.overlap_share.set(activity.overlap_share.unwrap_or(0.0));
         self.virtual_step_us.set(activity.virtual_step_us.unwrap_or(0.0));
+        let busy = activity.device_busy_seconds.unwrap_or(0.0);
+        self.device_busy_seconds.inner().store(busy.to_bits(), std::sync::atomic::Ordering::Relaxed);
         for (counter, value) in [
             (&self.race_hits, activity.race_hits),
             (&self.canary_checks, activity.canary_checks),
@@ -182,12 +200,18 @@ mod tests {
         let metrics = Metrics::new();
         metrics.ended(Ending::Stop);
         metrics.generation_tokens.inc_by(7);
-        metrics.observe(&Activity { overlap_share: Some(0.5), race_hits: Some(3), ..Activity::default() });
+        metrics.observe(&Activity {
+            overlap_share: Some(0.5),
+            device_busy_seconds: Some(1.25),
+            race_hits: Some(3),
+            ..Activity::default()
+        });
         let text = metrics.render();
         for line in [
             "toolstorm_requests_total{finished_reason=\"stop\"} 1",
             "toolstorm_generation_tokens_total 7",
             "toolstorm_overlap_share 0.5",
+            "toolstorm_device_busy_seconds_total 1.25",
             "toolstorm_race_hits_total 3",
         ] {
             assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");

@@ -37,7 +37,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use crate::error::Result;
+use crate::{device::Identity, error::Result};
 use canary::CanaryHit;
 use differential::Divergence;
 use races::StepRaces;
@@ -58,6 +58,11 @@ pub trait TokenModel {
 
     /// What happened so far.
     fn activity(&self) -> Activity;
+
+    /// The device behind it.
+    fn device(&self) -> Identity {
+        Identity::default()
+    }
 }
 
 /// A part of a prompt to prefill.
@@ -100,8 +105,10 @@ pub struct Activity {
     pub steps: u64,
     /// Share of the busy time in which two or more streams were active.
     pub overlap_share: Option<f64>,
-    /// Mean time of a decode step on the device's clock, in microseconds.
+    /// Mean time of a decode step on the device's clock, virtual or real, in microseconds.
     pub virtual_step_us: Option<f64>,
+    /// Seconds that a real device was at work since set-up: decode steps, prefill and probes, without copies.
+    pub device_busy_seconds: Option<f64>,
     /// Accesses in the race log.
     pub race_hits: Option<u64>,
     /// Index-K pages that the canary checked.

@@ -1,6 +1,6 @@
 //! The model on a device: prefill, decode, and what happened meanwhile.
 
-use std::rc::Rc;
+use std::{rc::Rc, time::Duration};
 
 use super::{
     Activity, DecodeRow, Prefill, TokenModel,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     device::{
-        CapturedGraph, Device,
+        CapturedGraph, Device, Identity,
         cuda::{self, Cuda},
         kernel::{Kernel, PAGE_TOKENS, SPAN},
         sim::{self, Schedule, Stats, reference::Reference},
@@ -33,6 +33,8 @@ pub struct Model {
     graphs: Graphs,
     pub(super) batch: Batch,
     steps: u64,
+    /// What the device had worked before the first step.
+    set_up: Duration,
     decode_stats: Stats,
     races: Option<StepRaces>,
     /// The token of the launch to replay, where the order is a replay.
@@ -55,6 +57,7 @@ impl Model {
         // Set-up runs steps of padded rows only; what they did is no part of the run.
         network.device.drain_race_hits();
         Ok(Self {
+            set_up: network.device.busy().unwrap_or_default(),
             network,
             graphs,
             batch: Batch::default(),
@@ -142,7 +145,7 @@ impl Model {
         self.steps
     }
 
-    /// Virtual time and overlap of the decode steps so far.
+    /// Time and overlap of the decode steps so far, on the device's clock.
     pub fn decode_stats(&self) -> &Stats {
         &self.decode_stats
     }
@@ -187,12 +190,17 @@ impl TokenModel for Model {
         self.races.take()
     }
 
+    fn device(&self) -> Identity {
+        self.network.device.identity()
+    }
+
     fn activity(&self) -> Activity {
-        let stats = &self.decode_stats;
+        let (stats, busy) = (&self.decode_stats, self.network.device.busy());
         Activity {
             steps: self.steps,
-            overlap_share: Some(stats.overlap_share()),
+            overlap_share: busy.is_none().then(|| stats.overlap_share()),
             virtual_step_us: (self.steps > 0).then(|| stats.total_ns as f64 / 1000.0 / self.steps as f64),
+            device_busy_seconds: busy.map(|busy| busy.saturating_sub(self.set_up).as_secs_f64()),
             race_hits: self.network.device.logs_races().then_some(stats.race_hits),
             canary_checks: self.canary.as_ref().map(|canary| canary.checks),
             canary_hits: self.canary.as_ref().map(|canary| canary.hits),

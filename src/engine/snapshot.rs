@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{Activity, gate::Gate};
+use crate::device::Identity;
 
 /// What the worker tells about itself.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Snapshot {
+    /// What the model runs on.
+    pub device: Identity,
     /// Steps taken.
     pub steps: u64,
     /// Requests waiting for a place in the batch.

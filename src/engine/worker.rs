@@ -67,7 +67,7 @@ impl<M: TokenModel> Worker<M> {
     ) -> Self {
         let limits = shared.limits.clone();
         let cache = KvCache::new(limits.pages, limits.max_batch as u32, limits.prefix_cache);
-        let snapshot = Snapshot { pages: cache.capacity(), ..Snapshot::default() };
+        let snapshot = Snapshot { device: model.device(), pages: cache.capacity(), ..Snapshot::default() };
         Self {
             _life: life,
             model,
@@ -86,7 +86,10 @@ impl<M: TokenModel> Worker<M> {
     /// Works until it was told to drain and has nothing left, or until nobody can reach it.
     pub(super) fn run(&mut self) {
         loop {
-            let received = match self.readiness() {
+            let began = self.shared.clock.elapsed();
+            let readiness = self.readiness();
+            let works = matches!(readiness, Readiness::Step);
+            let received = match readiness {
                 Readiness::Step => {
                     self.step();
                     self.inbox.try_recv().map_err(|error| error == mpsc::TryRecvError::Disconnected)
@@ -104,6 +107,10 @@ impl<M: TokenModel> Worker<M> {
             }
             self.forget_absent();
             self.publish();
+            if works {
+                let worked = self.shared.clock.elapsed().saturating_sub(began);
+                self.shared.metrics.worker_busy_seconds.inc_by(worked.as_secs_f64());
+            }
         }
     }
 

@@ -309,9 +309,26 @@ fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
             *value /= f64::from(seen[name.as_str()]);
         }
     }
-    sum.overlap_share = sum.server.get("overlap_share").copied();
+    rates(&mut sum.server, launches.iter().map(|launch| launch.wall_ms / 1e3).sum());
+    // A real device cannot tell what overlapped and what raced.
+    let real = sum.server.get("device_busy_seconds_total").is_some_and(|busy| *busy > 0.0);
+    let told = |name| sum.server.get(name).copied().filter(|_| !real);
+    sum.overlap_share = told("overlap_share");
+    sum.race_hits = told("race_hits_total").map(|hits| hits as u64);
     sum.virtual_step_us = sum.server.get("virtual_step_us").copied();
-    sum.race_hits = sum.server.get("race_hits_total").map(|hits| *hits as u64);
+}
+
+/// Adds to an engine's counters what they are of the time.
+fn rates(server: &mut BTreeMap<String, f64>, wall_s: f64) {
+    for (total, rate) in [
+        ("device_busy_seconds_total", "device_busy_share"),
+        ("worker_busy_seconds_total", "worker_busy_share"),
+        ("generation_tokens_total", "generation_tokens_per_s"),
+    ] {
+        if let Some(total) = server.get(total).filter(|_| wall_s > 0.0) {
+            server.insert(rate.to_owned(), total / wall_s);
+        }
+    }
 }
 
 /// The histograms of an arm's or a launch's answers, in microseconds.
@@ -369,4 +386,20 @@ fn latency(plan: &Plan, launches: &[&LaunchTally]) -> BTreeMap<String, f64> {
         figures.insert("stall_pct".into(), 100.0 * stalled as f64 / streamed.len() as f64);
     }
     figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_time_become_shares_of_it() {
+        let counters = [("device_busy_seconds_total", 3.0), ("generation_tokens_total", 100.0), ("steps_total", 7.0)];
+        let mut server: BTreeMap<_, _> = counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        rates(&mut server, 0.0);
+        assert_eq!(server.len(), 3, "nothing is known of no time");
+        rates(&mut server, 4.0);
+        assert_eq!((server["device_busy_share"], server["generation_tokens_per_s"]), (0.75, 25.0));
+        assert_eq!(server.len(), 5, "what is not told has no share");
+    }
 }

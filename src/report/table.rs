@@ -158,7 +158,20 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     parts.extend(arm.races_failure.iter().map(|why| format!("a race log could not be read: {why}")));
     parts.extend(arm.races.iter().flatten().map(|(kind, count)| format!("{count} × {kind}")));
     parts.extend(probes(arm));
+    parts.extend(work(arm));
     parts
+}
+
+/// How much of the time a real device was at work.
+fn work(arm: &ArmSummary) -> Option<String> {
+    let share = |name: &str| arm.server.get(name).copied().filter(|share| *share > 0.0);
+    let (device, worker) = (share("device_busy_share")?, share("worker_busy_share")?);
+    let tokens = share("generation_tokens_per_s").unwrap_or_default();
+    Some(format!(
+        "{tokens:.0} tokens/s, device at work for {} of the time, the engine's thread for {}",
+        percent(Some(device)),
+        percent(Some(worker))
+    ))
 }
 
 /// What the probes saw, where they ran.

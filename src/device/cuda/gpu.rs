@@ -19,7 +19,7 @@
 //! through copies. They are what the product is about.
 #![expect(unsafe_code, reason = "the driver's interface is C; see the section on safety")]
 
-use std::{collections::BTreeMap, ffi::c_void, sync::Arc};
+use std::{collections::BTreeMap, ffi::c_void, sync::Arc, time::Duration};
 
 use cudarc::{
     driver::{
@@ -73,6 +73,28 @@ pub(super) struct Event(CudaEvent);
 impl Event {
     pub(super) fn is_complete(&self) -> Result<bool> {
         self.0.try_is_complete().map_err(|error| failed("querying an event", error))
+    }
+}
+
+/// Two events that take the time between what surrounds them.
+pub(super) struct Timer {
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl Timer {
+    pub(super) fn start(&self, stream: &Stream) -> Result<()> {
+        self.start.record(&stream.0).map_err(|error| failed("starting a timer", error))
+    }
+
+    pub(super) fn end(&self, stream: &Stream) -> Result<()> {
+        self.end.record(&stream.0).map_err(|error| failed("ending a timer", error))
+    }
+
+    /// Once both events have completed.
+    pub(super) fn elapsed(&self) -> Result<Duration> {
+        let milliseconds = self.start.elapsed_ms(&self.end).map_err(|error| failed("reading a timer", error))?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 }
 
@@ -195,6 +217,14 @@ impl Gpu {
 
     pub(super) fn stream(&self) -> Result<Stream> {
         self.context.new_stream().map(Stream).map_err(|error| failed("creating a stream", error))
+    }
+
+    pub(super) fn timer(&self) -> Result<Timer> {
+        let event = || {
+            let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
+            self.context.new_event(Some(flags)).map_err(|error| failed("making a timer", error))
+        };
+        Ok(Timer { start: event()?, end: event()? })
     }
 
     pub(super) fn synchronize(&self) -> Result<()> {

@@ -13,15 +13,15 @@ mod gpu;
 mod inspect;
 mod launch;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 pub use inspect::{Native, Node};
 
 use self::{
-    gpu::{Event, Gpu, NativeGraph, Stream},
+    gpu::{Event, Gpu, NativeGraph, Stream, Timer},
     launch::{Loaded, Machine},
 };
-use super::{Backend, CapturedGraph, EventId, GraphId, Op, SparseWeight, StreamId, WeightId};
+use super::{Backend, CapturedGraph, EventId, GraphId, Identity, Op, SparseWeight, StreamId, WeightId, sim::Stats};
 use crate::error::{Error, Result};
 
 /// The arena is taken once, as captured addresses cannot move; this much of it at least.
@@ -58,6 +58,11 @@ pub struct Cuda {
     graphs: BTreeMap<GraphId, NativeGraph>,
     natives: BTreeMap<GraphId, Native>,
     capturing: Option<StreamId>,
+    timer: Timer,
+    /// The stream that was launched on last since the last synchronisation.
+    launched: Option<StreamId>,
+    busy: Duration,
+    launches: u64,
 }
 
 impl Cuda {
@@ -81,6 +86,10 @@ impl Cuda {
         };
         let machine = Machine::new(functions, gpu.capability(), gpu.multiprocessors());
         Ok(Self {
+            timer: gpu.timer()?,
+            launched: None,
+            busy: Duration::ZERO,
+            launches: 0,
             gpu,
             description,
             machine,
@@ -107,6 +116,14 @@ impl Cuda {
         self.streams.get(stream.0 as usize).ok_or_else(|| Error::usage(format!("stream {} does not exist", stream.0)))
     }
 
+    /// Starts the timer before the first launch since the last synchronisation; within a capture nothing runs.
+    fn time(&mut self, stream: StreamId) -> Result<()> {
+        if self.capturing.is_none() && self.launched.replace(stream).is_none() {
+            self.timer.start(self.stream(stream)?)?;
+        }
+        Ok(())
+    }
+
     fn range(&self, address: u64, len: usize) -> Result<u64> {
         if address.checked_add(len as u64).is_none_or(|end| end > self.arena_bytes) {
             return Err(Error::usage(format!("{len} bytes at {address:#x} lie outside the device arena")));
@@ -116,6 +133,10 @@ impl Cuda {
 }
 
 impl Backend for Cuda {
+    fn identity(&self) -> Identity {
+        Identity { backend: "cuda", name: self.description.name.clone() }
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         if bytes <= self.arena_bytes {
             return Ok(());
@@ -167,6 +188,7 @@ impl Backend for Cuda {
                 loaded.ballast = (address, bytes);
             }
         }
+        self.time(stream)?;
         let launch = self.machine.plan(op)?;
         let stream = self.stream(stream)?;
         self.gpu.launch(stream, &launch).map_err(|error| error.within(op.kernel.name()))
@@ -209,13 +231,22 @@ impl Backend for Cuda {
         Ok(())
     }
 
-    fn launch(&mut self, graph: GraphId, _stream: StreamId) -> Result<()> {
+    fn launch(&mut self, graph: GraphId, stream: StreamId) -> Result<()> {
+        self.time(stream)?;
         let graph = self.graphs.get(&graph).ok_or_else(|| Error::usage(format!("graph {} does not exist", graph.0)))?;
         graph.launch()
     }
 
     fn synchronize(&mut self) -> Result<()> {
+        let launched = self.launched.take();
+        if let Some(stream) = launched {
+            self.timer.end(self.stream(stream)?)?;
+        }
         self.gpu.synchronize()?;
+        if launched.is_some() {
+            self.busy += self.timer.elapsed()?;
+            self.launches += 1;
+        }
         self.events.clear();
         Ok(())
     }
@@ -228,6 +259,15 @@ impl Backend for Cuda {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<()> {
         let address = self.range(address, bytes.len())?;
         self.gpu.copy_out(address, bytes)
+    }
+
+    /// Without overlap, which events cannot tell.
+    fn stats(&self) -> Stats {
+        Stats { launches: self.launches, total_ns: self.busy.as_nanos() as u64, ..Stats::default() }
+    }
+
+    fn busy(&self) -> Option<Duration> {
+        Some(self.busy)
     }
 }
 

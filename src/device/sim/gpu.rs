@@ -13,7 +13,7 @@ use super::{
     token::Token,
 };
 use crate::{
-    device::{Backend, CapturedGraph, EventId, GraphId, Op, SparseWeight, StreamId, WeightId},
+    device::{Backend, CapturedGraph, EventId, GraphId, Identity, Op, SparseWeight, StreamId, WeightId},
     error::{Error, Result},
     seed::Seed,
 };
@@ -179,6 +179,10 @@ impl Sim {
 }
 
 impl Backend for Sim {
+    fn identity(&self) -> Identity {
+        Identity { backend: "sim", name: "virtual GPU".to_owned() }
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.memory.reserve(bytes);
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::{RaceHit, Sim, Stats};
 use crate::{
-    device::{Backend, CapturedGraph, EventId, GraphId, Op, SparseWeight, StreamId, WeightId},
+    device::{Backend, CapturedGraph, EventId, GraphId, Identity, Op, SparseWeight, StreamId, WeightId},
     error::{Error, Result},
 };
 
@@ -31,6 +31,10 @@ fn differs(what: &str, sim: &Sim) -> Error {
 }
 
 impl Backend for Rerun {
+    fn identity(&self) -> Identity {
+        self.first.identity()
+    }
+
     fn reserve(&mut self, bytes: u64) -> Result<()> {
         self.both(|sim| sim.reserve(bytes))
     }

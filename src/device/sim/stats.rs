@@ -1,6 +1,6 @@
 //! What the virtual GPU counts.
 
-/// Totals since the device was made. Times are virtual nanoseconds.
+/// Totals since the device was made. Times are nanoseconds of the device's clock, virtual on the virtual GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Drained programs: a graph launch, or eager work up to a synchronisation.

@@ -237,7 +237,8 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
         () if !app.engine.is_alive() => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
         () => (StatusCode::OK, "ok"),
     };
-    let body = json!({"status": word, "model": app.serving.model, "config": app.configuration});
+    let device = app.engine.snapshot().device;
+    let body = json!({"status": word, "model": app.serving.model, "device": device, "config": app.configuration});
     (status, Json(body)).into_response()
 }
 
