@@ -154,13 +154,25 @@ fn kernels_touch_what_they_declare_on_the_virtual_gpu() {
     assert!(CASES.len() >= 30, "{} cases", CASES.len());
 }
 
+/// What a sanitizer's run takes: `CONFORMANCE_SHARD=2/6` is every sixth case from the third on, and
+/// `CONFORMANCE_REPETITIONS` how often each runs.
+fn part() -> (usize, usize, u64) {
+    let variable = toolstorm::env::var;
+    let shard = variable("CONFORMANCE_SHARD").unwrap_or_else(|| "0/1".to_owned());
+    let (shard, shards) = shard.split_once('/').expect("a shard of shards");
+    let repetitions = variable("CONFORMANCE_REPETITIONS").map(|count| count.parse().expect("a number"));
+    (shard.parse().expect("a number"), shards.parse().expect("a number"), repetitions.unwrap_or(REPETITIONS))
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn both_backends_compute_the_same() {
     let (sim, cuda) = (virtual_gpu(), cuda());
-    for case in CASES {
+    let (shard, shards, repetitions) = part();
+    let cases: Vec<&Case> = CASES.iter().skip(shard).step_by(shards).collect();
+    for case in &cases {
         let mut worst = 0.0f32;
-        for repetition in 0..REPETITIONS {
+        for repetition in 0..repetitions {
             let seed = Seed(repetition).fork(case.name);
             let (prepared, before, expected) = check(&sim, case, seed);
             let (other, start, got) = check(&cuda, case, seed);
@@ -170,5 +182,5 @@ fn both_backends_compute_the_same() {
         }
         println!("{:32} {:?}, worst {worst:.2} of it", case.name, case.tolerance);
     }
-    println!("{} cases, {REPETITIONS} times each", CASES.len());
+    println!("{} cases, {repetitions} times each", cases.len());
 }
