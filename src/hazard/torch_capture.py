@@ -18,6 +18,7 @@ Turns PyTorch's memory history on for each capture and off after it, and so ends
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -166,15 +167,17 @@ class _Recorder:
 
         self.torch = torch
         self.device = torch.cuda.current_device()
-        self.marks = _Marks(torch, self.device)
-        self.watches = [make(self.marks) for make in _WATCHES[marks]]
         self.name, self.process = _bucket(), _process(torch)
         self.entered, self.document, self.failed = contextlib.ExitStack(), None, False
         # Last, so that nothing leaves it on when a part of the exporter is missing.
         self.stop()
         torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES, stacks="python")
         try:
-            snapshot = torch.cuda.memory._snapshot()
+            # The counters' zero and the history's start are one moment: nothing may be freed between.
+            with _uncollected():
+                snapshot = torch.cuda.memory._snapshot()
+                self.marks = _Marks(torch, self.device)
+            self.watches = [make(self.marks) for make in _WATCHES[marks]]
             self.live = _live(snapshot, self.device)
             self.start = len(snapshot["device_traces"][self.device])
         except BaseException:
@@ -212,9 +215,29 @@ class _Recorder:
         document["live"] = self.live
         document["process"] = self.process
         document["allocations"] = [_event(e) for e in trace[self.start:] if e["action"] in _ACTIONS]
+        self._compare(document["allocations"])
         if len(trace) >= HISTORY_ENTRIES:
             document["warnings"].append("the allocator's history overflowed: early events are missing")
         _write(document, target(), self.name)
+
+    def _compare(self, events):
+        """Marks and history tell of the same events, or no lifetime is what it seems."""
+        for place, action in ((1, "alloc"), (2, "free_requested")):
+            counted, told = self.marks.marks[-1][place], sum(e["action"] == action for e in events)
+            if told < counted:
+                raise RuntimeError(f"the allocator counted {counted} events ({action}), its history tells of {told}")
+
+
+@contextlib.contextmanager
+def _uncollected():
+    """No garbage is collected inside."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Marks:
@@ -274,18 +297,26 @@ class _Marks:
 
 
 class _Calls:
-    """Marks after every call into C that added nodes: sees kernels that are launched past the dispatcher (Triton)."""
+    """Marks after every call into C that added nodes: sees kernels that are launched past the dispatcher (Triton).
+
+    By the interpreter's own hook: `sys.setprofile` copies a frame's variables before each event (until Python 3.13), and
+    so would keep tensors alive that the program has dropped, and change what it studies.
+    """
+
+    HOOK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    C_RETURN = 6
 
     def __init__(self, marks):
-        self.marks, self.previous = marks, None
+        self.marks, self.previous, self.hook = marks, None, self.HOOK(self._event)
 
-    def _event(self, frame, event, argument):
-        if event == "c_return":
+    def _event(self, _owner, _frame, event, _argument):
+        if event == self.C_RETURN:
             self.marks.mark_if_grown()
+        return 0
 
     def __enter__(self):
         self.previous = sys.getprofile()
-        sys.setprofile(self._event)
+        ctypes.pythonapi.PyEval_SetProfile(self.hook, ctypes.py_object(None))
 
     def __exit__(self, *_):
         sys.setprofile(self.previous)
@@ -374,11 +405,24 @@ def _bucket():
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
             for name in ("bs", "batch_size", "num_tokens", "bucket"):
-                value = frame.f_locals.get(name)
+                value = _variable(frame, name)
                 if type(value) is int:
                     return f"{name}={value}"
         frame = frame.f_back
     return None
+
+
+_CO_OPTIMIZED = 1
+
+
+def _variable(frame, name):
+    """A variable of a frame. Until Python 3.13 a function's variables come as a copy that the frame keeps, and with it
+    every tensor in it: it is emptied."""
+    variables = frame.f_locals
+    value = variables.get(name)
+    if frame.f_code.co_flags & _CO_OPTIMIZED and type(variables) is dict:
+        variables.clear()
+    return value
 
 
 def _process(torch):

@@ -238,6 +238,13 @@ fn the_context_manager_and_the_function_export() {
 }
 
 #[test]
+fn the_exporter_keeps_nothing_alive_and_counts_what_its_history_tells() {
+    for marks in ["dispatch", "calls", "both"] {
+        run_python("lifetimes.py", tempfile::tempdir().unwrap().path(), &[marks]);
+    }
+}
+
+#[test]
 fn whatever_fails_the_history_is_off_and_a_graph_is_lost_once() {
     run_python("history.py", tempfile::tempdir().unwrap().path(), &[]);
 }
