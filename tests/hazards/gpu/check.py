@@ -1,7 +1,8 @@
 """Compare what `toolstorm hazards` says of each capture with what the program that made it knows.
 
 Arguments: the toolstorm binary and the folder with captures and `expectations.json`. Prints one line a capture; fails
-when a clean variant has hazards, a mistake is not named, or a capture that went wrong on the card has none.
+when a clean variant has hazards, a mistake is not named, a capture that went wrong on the card has none, or the exporter
+changed what the program allocates.
 """
 
 import json
@@ -23,6 +24,8 @@ def verdict(binary, folder, case):
     text = f"{len(graph['hazards'])} hazards, {case.get('wrong_steps', 0):.0%} of steps wrong"
     if not case["pairs"] and found:
         return "false", f"{text}: {sorted(found)}"
+    if case.get("layout_as_without_exporter") is False:
+        return "moved", f"{text}: the exporter changed what the capture allocates"
     named = [any(a in x and b in y for x, y in found) for a, b in case["pairs"]]
     if case["pairs"] and not any(named) and (case["batch"] > 1 or case.get("wrong_steps")):
         return "missed", f"{text}: none of {case['pairs']} in {sorted(found)}"
