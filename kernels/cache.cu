@@ -18,20 +18,26 @@
 #define VALUE_AT 0
 #define KEY_AT 8
 
+// Parts that a latent's ballast is folded from at most.
+#define FOLDS 9
+
 // One sliding-window entry a row: the code, then the other dims folded.
 extern "C" __global__ void kv_store(Rows latent, Rows positions, Rows pages, Rows cache) {
   int position = *positions.at<int>(blockIdx.x), page = *pages.at<int>(blockIdx.x);
-  if (page < 0 || page >= cache.rows) return;
   const u16 *from = latent.at<u16>(blockIdx.x);
-  u16 *slot = cache.at<u16>(page) + (position & (PAGE_TOKENS - 1)) * SWA_DIM;
-  u32 dim = threadIdx.x, width = latent.len / 2;
-  if (dim < CODE) {
-    slot[dim] = from[dim];
-  } else if (dim < SWA_DIM) {
-    float sum = 0.f;
-    for (u32 i = dim; i + (SWA_DIM - 1 - dim) < width; i += SWA_DIM - CODE) sum = __fadd_rn(sum, bf16_to_float(from[i]));
-    slot[dim] = float_to_bf16(sum);
+  u32 dim = threadIdx.x, folds = (latent.len / 2 - CODE) / (SWA_DIM - CODE);
+  u16 parts[FOLDS];
+#pragma unroll
+  for (u32 i = 0; i < FOLDS; ++i) parts[i] = i < folds ? from[dim + i * (SWA_DIM - CODE)] : 0;
+  if (page < 0 || page >= cache.rows || dim >= SWA_DIM) return;
+  float sum = 0.f;
+#pragma unroll
+  for (u32 i = 0; i < FOLDS; ++i) {
+    if (i < folds) sum = __fadd_rn(sum, bf16_to_float(parts[i]));
   }
+  for (u32 i = FOLDS; i < folds; ++i) sum = __fadd_rn(sum, bf16_to_float(from[dim + i * (SWA_DIM - CODE)]));
+  u16 *slot = cache.at<u16>(page) + (position & (PAGE_TOKENS - 1)) * SWA_DIM;
+  slot[dim] = dim < CODE ? parts[0] : float_to_bf16(sum);
 }
 
 // The page that takes a row's entry: page 0 where the token completes none; -1 where there is no such page.
@@ -54,25 +60,31 @@ __device__ __forceinline__ void put_key(const Rows &cache, int page, int slot, b
     value[i] = dim < SPAN * INDEX_CODE ? code(dim) : dim < SPAN * INDEX_CODE + 3 ? 1.f : 0.f;
     largest = fmaxf(largest, fabsf(value[i]));
   }
+  u32 at = slot * INDEX_DIM + lane * 4;
   if (!e4m3) {
-    for (u32 i = 0; i < 4; ++i) cache.at<u16>(page)[slot * INDEX_DIM + lane * 4 + i] = float_to_bf16(value[i]);
+    *reinterpret_cast<uint2 *>(cache.at<u16>(page) + at) =
+        make_uint2(pack_bf16(value[0], value[1]), pack_bf16(value[2], value[3]));
     return;
   }
   float scale = quantisation_scale(warp_max(largest));
-  for (u32 i = 0; i < 4; ++i) {
-    cache.at<u8>(page)[slot * INDEX_DIM + lane * 4 + i] = float_to_e4m3(__fdiv_rn(value[i], scale));
-  }
+  u32 low = pack_e4m3(__fdiv_rn(value[0], scale), __fdiv_rn(value[1], scale));
+  u32 high = pack_e4m3(__fdiv_rn(value[2], scale), __fdiv_rn(value[3], scale));
+  *reinterpret_cast<u32 *>(cache.at<u8>(page) + at) = low | high << 16;
   if (lane == 0) cache.at<float>(page)[PAGE_ENTRIES * INDEX_DIM / 4 + slot] = scale;
 }
 
-// Writes a compressed entry: `code(dim)` of its key, `value(dim)` of its four tokens; one warp.
+// Writes a compressed entry: `code(dim)` of its key, `value(dim)` of its four tokens; `threads` threads, of which this is
+// number `thread`.
 template <class Code, class Value>
-__device__ __forceinline__ void put_entry(const Rows &cache, int page, int slot, u32 entry, Code code, Value value) {
-  u32 lane = threadIdx.x & 31;
+__device__ __forceinline__ void put_entry(const Rows &cache, int page, int slot, u32 entry, u32 thread, u32 threads, Code code,
+                                          Value value) {
   u8 *key = cache.at<u8>(page) + slot * ENTRY;
-  for (u32 dim = lane; dim < ENTRY_KEY; dim += 32) key[dim] = dim < SPAN * CODE ? float_to_e4m3(code(dim)) : 0;
+  for (u32 pair = thread; pair < ENTRY_KEY / 2; pair += threads) {
+    u32 dim = pair * 2;
+    reinterpret_cast<u16 *>(key)[pair] = dim < SPAN * CODE ? pack_e4m3(code(dim), code(dim + 1)) : 0;
+  }
   u16 *rest = reinterpret_cast<u16 *>(key + ENTRY_KEY);
-  for (u32 dim = lane; dim < (ENTRY - ENTRY_KEY) / 2; dim += 32) {
+  for (u32 dim = thread; dim < (ENTRY - ENTRY_KEY) / 2; dim += threads) {
     u32 tail = dim - RATIO * CODE;
     float word = dim < RATIO * CODE ? value(dim)
                  : tail == 0        ? static_cast<float>(entry >> 8)
@@ -83,47 +95,50 @@ __device__ __forceinline__ void put_entry(const Rows &cache, int page, int slot,
   }
 }
 
-// Ring slots of the four tokens that end at `position`.
+// Where the four tokens that end at `position` have their ring slots, and where their entry goes.
 struct Closing {
-  const float *slots[RATIO];
-  int page, slot;
+  const u8 *ring;
+  u32 slot_bytes;
+  int position, page, slot;
   bool valid;
+
+  // The ring slot of the token `back` before the last.
+  __device__ __forceinline__ const float *token(int back) const {
+    return reinterpret_cast<const float *>(ring + ((position - back) & (RING - 1)) * slot_bytes);
+  }
+
+  // Dim `dim` of a key whose tokens have `code` dims each: the last token but one first, then older ones. The third and
+  // all before it are in one slot.
+  __device__ __forceinline__ float key(u32 dim, u32 code) const {
+    u32 back = min(dim / code, 2u);
+    return token(back + 1)[dim - back * code];
+  }
 };
 
 __device__ __forceinline__ Closing closing(const Rows &ring, const Rows &positions, const Rows &pages, const Rows &table,
                                            const Rows &cache, u64 row) {
   Closing c;
-  int position = *positions.at<int>(row), ring_page = *pages.at<int>(row);
-  c.page = entry_page(position, table, row, c.slot);
+  c.position = *positions.at<int>(row);
+  int ring_page = *pages.at<int>(row);
+  c.ring = ring.at<u8>(ring_page);
+  c.slot_bytes = ring.len / RING;
+  c.page = entry_page(c.position, table, row, c.slot);
   c.valid = ring_page >= 0 && ring_page < ring.rows && c.page >= 0 && c.page < cache.rows;
-  if (!c.valid) return c;
-  for (int i = 0; i < RATIO; ++i) {
-    int token = position - (RATIO - 1 - i);
-    c.slots[i] = reinterpret_cast<const float *>(ring.at<u8>(ring_page) + (token & (RING - 1)) * (ring.len / RING));
-  }
   return c;
 }
 
 extern "C" __global__ void index_store(Rows ring, Rows positions, Rows pages, Rows table, Rows cache, u32 e4m3) {
   Closing c = closing(ring, positions, pages, table, cache, blockIdx.x);
   if (!c.valid) return;
-  put_key(cache, c.page, c.slot, e4m3, [&](u32 dim) {
-    u32 token = dim / INDEX_CODE;
-    return token < 2 ? c.slots[2 - token][dim % INDEX_CODE] : c.slots[0][dim - 2 * INDEX_CODE];
-  });
+  put_key(cache, c.page, c.slot, e4m3, [&](u32 dim) { return c.key(dim, INDEX_CODE); });
 }
 
 extern "C" __global__ void core_store(Rows ring, Rows positions, Rows pages, Rows table, Rows cache) {
   Closing c = closing(ring, positions, pages, table, cache, blockIdx.x);
   if (!c.valid) return;
-  u32 entry = max(*positions.at<int>(blockIdx.x), 0) / RATIO;
   put_entry(
-      cache, c.page, c.slot, entry,
-      [&](u32 dim) {
-        u32 token = dim / CODE;
-        return token < 2 ? c.slots[2 - token][dim % CODE] : c.slots[0][dim - 2 * CODE];
-      },
-      [&](u32 dim) { return c.slots[dim / CODE][GATHER * CODE + dim % CODE]; });
+      cache, c.page, c.slot, max(c.position, 0) / RATIO, threadIdx.x, blockDim.x, [&](u32 dim) { return c.key(dim, CODE); },
+      [&](u32 dim) { return c.token(RATIO - 1 - dim / CODE)[GATHER * CODE + dim % CODE]; });
 }
 
 // What decoding the tokens one by one would leave in a layer's caches: a block a tile of tokens, a warp a token.
@@ -189,7 +204,7 @@ extern "C" __global__ void prefill(Rows tokens, Rows table, Rows window, Rows in
     }
     if (page >= 0 && page < entries.rows) {
       put_entry(
-          entries, page, slot, position / RATIO,
+          entries, page, slot, position / RATIO, lane, 32,
           [&](u32 dim) { return chunk.code(position - 1 - dim / CODE, KEY_AT + dim % CODE); },
           [&](u32 dim) { return chunk.code(position - (RATIO - 1 - dim / CODE), VALUE_AT + dim % CODE); });
     }

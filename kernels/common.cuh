@@ -98,19 +98,45 @@ struct Weight {
   u32 rows, columns;
 };
 
-// Reads block `block` of `blocks` of the ballast. No weight has no rows, so that the sum is stored never; the compiler
-// cannot know.
-__device__ __forceinline__ void read_ballast(const Weight &weight, u32 block, u32 blocks, u32 *never) {
-  u64 vectors = weight.ballast_bytes / 16, share = (vectors + blocks - 1) / blocks;
-  u64 end = min(vectors, (block + 1ull) * share);
-  u32 sum = 0;
-#pragma unroll 8
-  for (u64 i = block * share + threadIdx.x; i < end; i += blockDim.x) {
-    uint4 part = __ldcs(weight.ballast + i);
-    sum ^= part.x ^ part.y ^ part.z ^ part.w;
+// Threads of a block that reads ballast, and the sixteen-byte loads that each has in flight: a tile.
+#define BALLAST_THREADS 256
+#define BALLAST_LOADS 8
+
+// This block's tiles of the ballast. No weight has no rows, so that the sum is stored never; the compiler cannot know.
+struct Ballast {
+  u32 at, sum;
+
+  __device__ __forceinline__ void add(uint4 part) { sum ^= part.x ^ part.y ^ part.z ^ part.w; }
+
+  // Reads up to `most` of the tiles left.
+  __device__ __forceinline__ void tiles(const Weight &weight, u32 most) {
+    const u32 tile = BALLAST_THREADS * BALLAST_LOADS, whole = weight.ballast_bytes / (16 * tile);
+#pragma unroll 1
+    for (u32 left = most; left && at < whole; --left, at += gridDim.x) {
+      const uint4 *from = weight.ballast + at * tile + threadIdx.x;
+      uint4 part[BALLAST_LOADS];
+#pragma unroll
+      for (u32 i = 0; i < BALLAST_LOADS; ++i) part[i] = __ldcs(from + i * BALLAST_THREADS);
+#pragma unroll
+      for (u32 i = 0; i < BALLAST_LOADS; ++i) add(part[i]);
+    }
   }
-  if (weight.rows == 0) *never = sum;
-}
+
+  __device__ __forceinline__ void begin() {
+    at = blockIdx.x;
+    sum = 0;
+  }
+
+  __device__ __forceinline__ void rest(const Weight &weight, u32 *never) {
+    tiles(weight, 0xffffffff);
+    const u32 tile = BALLAST_THREADS * BALLAST_LOADS, vectors = weight.ballast_bytes / 16;
+    if (blockIdx.x == gridDim.x - 1) {
+#pragma unroll 1
+      for (u32 i = vectors / tile * tile + threadIdx.x; i < vectors; i += BALLAST_THREADS) add(__ldcs(weight.ballast + i));
+    }
+    if (weight.rows == 0) *never = sum;
+  }
+};
 
 // Sum and product rounded one by one, as the reference rounds them.
 __device__ __forceinline__ float multiply_add(float sum, float a, float b) { return __fadd_rn(sum, __fmul_rn(a, b)); }

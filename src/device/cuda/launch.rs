@@ -9,8 +9,8 @@ use crate::{
     device::{
         Op, Region, WeightId,
         kernel::{
-            Grid, HEAD_DIM, HEADS, HIDDEN, INDEX_DIM, INDEX_HEADS, Kernel, KeyFormat, PAGE_ENTRIES, PREFILL_TILE,
-            RATIO, Reader,
+            HEAD_DIM, HEADS, HIDDEN, INDEX_DIM, INDEX_HEADS, Kernel, KeyFormat, PAGE_ENTRIES, PREFILL_TILE, RATIO,
+            RING, Reader,
         },
     },
     error::{Error, Result},
@@ -27,6 +27,19 @@ const FEW_PAGES: u64 = 64;
 const TOPK_CAPACITY: u64 = 8192;
 /// Keys that one block of a cluster takes at least.
 const TOPK_SHARE: u64 = 32_768;
+/// Threads of a kernel that reads a charged matrix, the bytes that a block of them has in flight, and how many such
+/// blocks a multiprocessor gets at most: as the sources have it.
+const BALLAST_THREADS: u32 = 256;
+const BALLAST_TILE: u64 = BALLAST_THREADS as u64 * 8 * 16;
+const BALLAST_BLOCKS: u64 = 2;
+/// Rows and outputs that a warp multiplies at once.
+const TILE_ROWS: u64 = 8;
+const TILE_OUTPUTS: u64 = 32;
+/// Shared memory of an attention block: fixed, for each index, and indices that are rounded up to.
+const ATTENTION_SHARED: [u64; 2] = [42_304, 96];
+const ATTENTION_CHUNK: u64 = 64;
+/// Blocks of a row's attention: its orders.
+const ATTENTION_ORDERS: u64 = 2;
 /// Bytes of output weights of the grouped low-rank projection, and elements of the vocabulary projection.
 const OUTPUT_WEIGHTS: u64 = 2 * HEADS * HEAD_DIM * 1024;
 const VOCABULARY: u64 = 129_280;
@@ -50,7 +63,7 @@ pub(super) static FUNCTIONS: [(&str, &str, u32); 26] = [
     ("cache.cu", "index_store", 0),
     ("cache.cu", "core_store", 0),
     ("cache.cu", "prefill", 0),
-    ("attention.cu", "attention", 0),
+    ("attention.cu", "attention", (ATTENTION_SHARED[0] + ATTENTION_SHARED[1] * 512) as u32),
     ("canary.cu", "checksum", 0),
     ("logits.cu", "paged_mqa_logits_bf16", paged_shared(0)),
     ("logits.cu", "paged_mqa_logits_e4m3", paged_shared(1)),
@@ -147,7 +160,11 @@ impl Machine {
                 args.extend((4..6).map(|at| self.operand(op.reads.get(at))));
                 args.push(self.rows(op.writes[0].region));
                 args.extend([Arg::Float(scale), Arg::Word(k as i32)]);
-                self.launch("attention", op.writes[0].region.rows, 256, 0, args)
+                let (blocks, shared) = match u64::from(k).next_multiple_of(ATTENTION_CHUNK) {
+                    0 => (1, 0),
+                    indices => (ATTENTION_ORDERS, ATTENTION_SHARED[0] + ATTENTION_SHARED[1] * indices),
+                };
+                self.launch("attention", op.writes[0].region.rows * blocks, 256, shared, args)
             }
             _ => self.plain(op),
         }
@@ -167,7 +184,7 @@ impl Machine {
             }
             Kernel::RmsNorm { gain, group, .. } => {
                 args.extend([self.weight(gain, op)?, Arg::Word(group as i32)]);
-                ("rms_norm", write.rows, 256, first.len * 2)
+                ("rms_norm", write.rows, (first.len / 16).next_multiple_of(32) as u32, first.len * 2)
             }
             Kernel::Quantise => ("quantise", write.rows, 256, 0),
             Kernel::QueryRope => ("query_rope", write.rows, 256, 0),
@@ -176,7 +193,7 @@ impl Machine {
                 args.push(flag(format));
                 ("index_store", op.reads[1].region.rows, 32, 0)
             }
-            Kernel::CoreStore => ("core_store", op.reads[1].region.rows, 32, 0),
+            Kernel::CoreStore => ("core_store", op.reads[1].region.rows, 128, 0),
             Kernel::IndexRope { format } => {
                 args.push(flag(format));
                 ("index_rope", write.rows, (first.len / (INDEX_DIM * 2) * 32) as u32, 0)
@@ -190,26 +207,24 @@ impl Machine {
                 ("topk_finalise", write.rows, 256, 0)
             }
             Kernel::Head { weight } => {
-                let weight_arg = self.weight(weight, op)?;
-                let rows = self.weights.get(&weight).map_or(0, |weight| u64::from(weight.rows));
-                args.push(weight_arg);
-                ("head", write.rows, 256, rows * 4)
+                args.push(self.weight(weight, op)?);
+                ("head", self.blocks(op, write.rows), BALLAST_THREADS, 0)
             }
             Kernel::Matmul { weight, .. } => {
                 args.push(self.weight(weight, op)?);
-                ("matmul", columns(op), 256, 0)
+                ("matmul", self.blocks(op, tiles(op)), BALLAST_THREADS, 0)
             }
             Kernel::QueryMatmul { weight } => {
                 args.push(self.weight(weight, op)?);
-                ("query_matmul", columns(op), 256, 0)
+                ("query_matmul", self.blocks(op, tiles(op)), BALLAST_THREADS, 0)
             }
             Kernel::IndexCompress { weight } | Kernel::CoreCompress { weight } => {
                 args.push(self.weight(weight, op)?);
-                ("compress", columns(op), 256, 0)
+                ("compress", self.blocks(op, tiles(op)), BALLAST_THREADS, 0)
             }
             Kernel::OutputProject { weight } => {
                 args.push(self.weight(weight, op)?);
-                ("output_project", columns(op), 256, 0)
+                ("output_project", self.blocks(op, tiles(op)), BALLAST_THREADS, 0)
             }
             Kernel::Logits { .. } | Kernel::TopkSelect { .. } | Kernel::Attention { .. } | Kernel::Prefill { .. } => {
                 return Err(Error::usage(format!("no plain launch for `{}`", op.kernel.name())));
@@ -353,6 +368,14 @@ impl Machine {
         Ok(Launch { function, grid: (blocks as u32, 1), threads, shared: shared as u32, args })
     }
 
+    /// Blocks of a kernel that reads a charged matrix and has `tiles` of its own work: enough for both, and no more than
+    /// are resident at once.
+    fn blocks(&self, op: &Op, tiles: u64) -> u64 {
+        let bytes = ballast(op).map_or(0, |(_, bytes)| bytes);
+        let most = u64::from(self.multiprocessors) * BALLAST_BLOCKS;
+        bytes.div_ceil(BALLAST_TILE).max(tiles).clamp(1, most)
+    }
+
     fn rows(&self, region: Region) -> Arg {
         Arg::Rows([self.arena + region.base, region.row_stride, region.len, region.rows])
     }
@@ -377,11 +400,14 @@ impl Machine {
     }
 }
 
-fn columns(op: &Op) -> u64 {
-    match op.kernel.grid() {
-        Grid::Columns(count) => u64::from(count),
-        _ => 1,
-    }
+/// Tiles of outputs and rows of a multiplication.
+fn tiles(op: &Op) -> u64 {
+    let write = op.writes[0].region;
+    let (outputs, rows) = match op.kernel {
+        Kernel::IndexCompress { .. } | Kernel::CoreCompress { .. } => (write.len / RING / 4, op.reads[0].region.rows),
+        _ => (write.len / 2, write.rows),
+    };
+    outputs.div_ceil(TILE_OUTPUTS) * rows.div_ceil(TILE_ROWS)
 }
 
 /// Groups of eight heads whose logits are summed: those with weights.
