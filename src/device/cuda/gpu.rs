@@ -53,6 +53,11 @@ impl Stream {
         self.0.wait(&event.0).map_err(|error| failed("waiting for an event", error))
     }
 
+    /// Waits on the host for all that was enqueued on it.
+    pub(super) fn wait_here(&self) -> Result<()> {
+        self.0.synchronize().map_err(|error| failed("waiting for a stream", error))
+    }
+
     pub(super) fn begin_capture(&self) -> Result<()> {
         self.0
             .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
@@ -207,6 +212,15 @@ impl Gpu {
         self.bind()?;
         // SAFETY: the caller's range lies in one allocation; the copy ends before this returns.
         unsafe { memcpy_htod_sync(address, bytes) }.map_err(|error| failed("a copy to the device", error))
+    }
+
+    /// A copy to the device that may end after this returns: [`Stream::wait_here`] waits for it. The source must be
+    /// pageable memory, which the driver has copied before this returns.
+    pub(super) fn begin_copy_in(&self, stream: &Stream, address: u64, bytes: &[u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the caller's range lies in one allocation; of pageable memory the driver keeps a copy of its own.
+        unsafe { result::memcpy_htod_async(address, bytes, stream.0.cu_stream()) }
+            .map_err(|error| failed("a copy to the device", error))
     }
 
     pub(super) fn copy_out(&self, address: u64, bytes: &mut [u8]) -> Result<()> {

@@ -47,6 +47,9 @@ pub struct Description {
     pub kernels: BTreeMap<&'static str, String>,
 }
 
+/// Up to so many bytes a copy from the host is short, and may run on while the host prepares the next.
+const SHORT_COPY: usize = 64 << 10;
+
 /// One GPU.
 pub struct Cuda {
     gpu: Gpu,
@@ -63,6 +66,11 @@ pub struct Cuda {
     launched: Option<StreamId>,
     busy: Duration,
     launches: u64,
+    /// Where short copies from the host run, and whether any may run still. Everything that could meet them waits first.
+    copies: Stream,
+    copying: bool,
+    /// Whether anything was submitted since the last synchronisation, copies aside.
+    submitted: bool,
 }
 
 impl Cuda {
@@ -84,6 +92,7 @@ impl Cuda {
             multiprocessors: gpu.multiprocessors(),
             kernels,
         };
+        let copies = gpu.stream()?;
         let machine = Machine::new(functions, gpu.capability(), gpu.multiprocessors());
         Ok(Self {
             timer: gpu.timer()?,
@@ -99,6 +108,9 @@ impl Cuda {
             graphs: BTreeMap::new(),
             natives: BTreeMap::new(),
             capturing: None,
+            copies,
+            copying: false,
+            submitted: false,
         })
     }
 
@@ -120,6 +132,14 @@ impl Cuda {
     fn time(&mut self, stream: StreamId) -> Result<()> {
         if self.capturing.is_none() && self.launched.replace(stream).is_none() {
             self.timer.start(self.stream(stream)?)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the copies from the host that run still: before anything else is submitted, and before memory is read.
+    fn settle(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.copying) {
+            self.copies.wait_here()?;
         }
         Ok(())
     }
@@ -188,6 +208,8 @@ impl Backend for Cuda {
                 loaded.ballast = (address, bytes);
             }
         }
+        self.settle()?;
+        self.submitted = true;
         self.time(stream)?;
         let launch = self.machine.plan(op)?;
         let stream = self.stream(stream)?;
@@ -195,6 +217,7 @@ impl Backend for Cuda {
     }
 
     fn record(&mut self, stream: StreamId, event: EventId) -> Result<()> {
+        self.submitted = true;
         let recorded = self.stream(stream)?.record()?;
         self.events.insert(event, recorded);
         Ok(())
@@ -213,6 +236,7 @@ impl Backend for Cuda {
     }
 
     fn begin_capture(&mut self, stream: StreamId) -> Result<()> {
+        self.settle()?;
         self.stream(stream)?.begin_capture()?;
         self.capturing = Some(stream);
         Ok(())
@@ -232,20 +256,24 @@ impl Backend for Cuda {
     }
 
     fn launch(&mut self, graph: GraphId, stream: StreamId) -> Result<()> {
+        self.settle()?;
+        self.submitted = true;
         self.time(stream)?;
         let graph = self.graphs.get(&graph).ok_or_else(|| Error::usage(format!("graph {} does not exist", graph.0)))?;
         graph.launch()
     }
 
     fn synchronize(&mut self) -> Result<()> {
-        let launched = self.launched.take();
-        if let Some(stream) = launched {
-            self.timer.end(self.stream(stream)?)?;
-        }
-        self.gpu.synchronize()?;
-        if launched.is_some() {
-            self.busy += self.timer.elapsed()?;
-            self.launches += 1;
+        if std::mem::take(&mut self.submitted) {
+            let launched = self.launched.take();
+            if let Some(stream) = launched {
+                self.timer.end(self.stream(stream)?)?;
+            }
+            self.gpu.synchronize()?;
+            if launched.is_some() {
+                self.busy += self.timer.elapsed()?;
+                self.launches += 1;
+            }
         }
         self.events.clear();
         Ok(())
@@ -253,11 +281,17 @@ impl Backend for Cuda {
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<()> {
         let address = self.range(address, bytes.len())?;
-        self.gpu.copy_in(address, bytes)
+        if bytes.len() > SHORT_COPY {
+            self.settle()?;
+            return self.gpu.copy_in(address, bytes);
+        }
+        self.copying = true;
+        self.gpu.begin_copy_in(&self.copies, address, bytes)
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<()> {
         let address = self.range(address, bytes.len())?;
+        self.settle()?;
         self.gpu.copy_out(address, bytes)
     }
 
