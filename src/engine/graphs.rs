@@ -47,6 +47,12 @@ impl Graphs {
 
     /// Runs the step of `bucket` to its end.
     pub(super) fn run(&self, network: &Network, bucket: u32) -> Result<()> {
+        self.enqueue(network, bucket)?;
+        network.device.synchronize()
+    }
+
+    /// Enqueues the step of `bucket`.
+    pub(super) fn enqueue(&self, network: &Network, bucket: u32) -> Result<()> {
         let device = &network.device;
         match self.plans.get(&bucket) {
             Some(Plan::Whole(graph)) => device.launch(graph)?,
@@ -62,7 +68,7 @@ impl Graphs {
             }
             Some(Plan::Eager) | None => network.step(bucket, false)?.run()?,
         }
-        device.synchronize()
+        Ok(())
     }
 
     /// What was captured, by bucket and piece.

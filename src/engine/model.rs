@@ -140,6 +140,13 @@ impl Model {
         Ok(next.into_iter().map(|token| token as Token).collect())
     }
 
+    /// Enqueues the last decoded step `times` times more and waits for the last of them. The host's copies stay out, so
+    /// that the time is the device's; the caches afterwards are those of as many equal steps.
+    pub fn repeat(&mut self, times: u32) -> Result<()> {
+        (0..times).try_for_each(|_| self.graphs.enqueue(&self.network, self.batch.bucket))?;
+        self.network.device.synchronize()
+    }
+
     /// Decode steps so far.
     pub fn steps(&self) -> u64 {
         self.steps

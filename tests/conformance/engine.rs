@@ -29,6 +29,7 @@ const ARMS: &[(&str, bool, Pairs)] = &[
     ("overlap-off", true, &[BF16, ("SGLANG_OPT_USE_MULTI_STREAM_OVERLAP", "0")]),
     ("fp8-overlap-off", true, &[("SGLANG_OPT_USE_MULTI_STREAM_OVERLAP", "0")]),
     ("hold-until-join", true, &[BF16, ("TOOLSTORM_HOLD_UNTIL_JOIN", "1")]),
+    ("fp8-hold-until-join", true, &[("TOOLSTORM_HOLD_UNTIL_JOIN", "1")]),
     ("record-stream", true, &[BF16, ("TOOLSTORM_RECORD_STREAM", "1")]),
     ("indexer-eager", false, &[BF16, ("TOOLSTORM_INDEXER_EAGER", "1")]),
     ("canary", false, &[BF16, ("TOOLSTORM_INDEX_K_CANARY", "1")]),
@@ -37,7 +38,7 @@ const ARMS: &[(&str, bool, Pairs)] = &[
 const CONTEXTS: [u32; 2] = [4096, 16_384];
 const PAGE: u32 = 256;
 
-fn model(pairs: Pairs, rows: u32, longest: u32) -> Model {
+fn model(pairs: &[(&str, &str)], rows: u32, longest: u32) -> Model {
     let size = rows.to_string();
     let context = longest.to_string();
     let common = [
@@ -84,19 +85,26 @@ fn arms_answer_dictated_calls() {
     assert!(failed.is_empty(), "wrong bytes where none may be: {failed:?}");
 }
 
-/// Host-to-host times of a decode step with every row at the same position.
-fn step_times(model: &mut Model, rows: u32, context: u32) -> [f64; 3] {
+/// Pages of rows of `context` tokens.
+fn page_tables(rows: u32, context: u32) -> Vec<Vec<u32>> {
     let pages = context.div_ceil(PAGE);
-    let tables: Vec<Vec<u32>> = (0..rows).map(|row| (1 + row * pages..=(row + 1) * pages).collect()).collect();
-    let batch: Vec<DecodeRow<'_>> = (0..rows)
-        .map(|row| DecodeRow {
-            token: b'a',
-            position: context - 1,
-            page_table: &tables[row as usize],
-            window_page: row + 1,
-            session: None,
-        })
-        .collect();
+    (0..rows).map(|row| (1 + row * pages..=(row + 1) * pages).collect()).collect()
+}
+
+/// Rows at the end of `context`.
+fn last_tokens(tables: &[Vec<u32>], context: u32) -> Vec<DecodeRow<'_>> {
+    fn row(table: &[u32], page: u32, context: u32) -> DecodeRow<'_> {
+        DecodeRow { token: b'a', position: context - 1, page_table: table, window_page: page, session: None }
+    }
+    tables.iter().zip(1..).map(|(table, page)| row(table, page, context)).collect()
+}
+
+/// Host-to-host times of a decode step with every row at the same position, and what it takes the device: the time of
+/// many of the same, one after the other, divided by their number.
+fn step_times(model: &mut Model, rows: u32, context: u32) -> ([f64; 3], f64) {
+    const TIMES: u32 = 40;
+    let tables = page_tables(rows, context);
+    let batch = last_tokens(&tables, context);
     let mut times: Vec<f64> = (0..150)
         .map(|_| {
             let clock = Clock::start();
@@ -106,7 +114,15 @@ fn step_times(model: &mut Model, rows: u32, context: u32) -> [f64; 3] {
         .collect();
     times.drain(..20);
     times.sort_by(f64::total_cmp);
-    [times[times.len() / 10], times[times.len() / 2], times[times.len() * 9 / 10]]
+    let mut device: Vec<f64> = (0..5)
+        .map(|_| {
+            let clock = Clock::start();
+            model.repeat(TIMES).expect("steps");
+            clock.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES)
+        })
+        .collect();
+    device.sort_by(f64::total_cmp);
+    ([times[times.len() / 10], times[times.len() / 2], times[times.len() * 9 / 10]], device[device.len() / 2])
 }
 
 #[test]
@@ -115,12 +131,28 @@ fn steps_cost() {
     for (arm, _, pairs) in ARMS.iter().filter(|arm| arm.0 != "canary") {
         for rows in [1, 8, 64] {
             let context = CONTEXTS[1];
-            let [low, median, high] = step_times(&mut model(pairs, rows, context), rows, context);
+            let ([low, median, high], device) = step_times(&mut model(pairs, rows, context), rows, context);
             println!(
                 "{}",
-                json!({"arm": arm, "rows": rows, "context": context, "step_us": [low, median, high],
+                json!({"arm": arm, "rows": rows, "context": context, "step_us": [low, median, high], "device_us": device,
                     "tokens_a_second": f64::from(rows) / median * 1e6})
             );
+        }
+    }
+}
+
+/// A few eager steps of each batch and nothing else, for a profiler: `benches/gpu/step_table.py` makes a table of them.
+#[test]
+#[ignore = "needs a GPU"]
+fn steps_for_a_profiler() {
+    let context = CONTEXTS[1];
+    for rows in [1, 8, 64] {
+        let size = rows.to_string();
+        let pairs = [BF16, ("TOOLSTORM_CUDA_GRAPH", "0"), ("TOOLSTORM_BUCKETS", size.as_str())];
+        let mut model = model(&pairs, rows, context);
+        let tables = page_tables(rows, context);
+        for _ in 0..4 {
+            model.decode(&last_tokens(&tables, context)).expect("a step");
         }
     }
 }
