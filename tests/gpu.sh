@@ -71,6 +71,7 @@ test_of steps.txt 100 engine::steps_cost
 PYTHONUNBUFFERED=1 step kernels.txt 100 python3 "$here/benches/gpu/kernels.py" "$out/kernels.json" 10,20,2 8,16,4
 test_of hazards.txt 40 engine::captures_have_the_hazards_of_their_traces
 PYTHONUNBUFFERED=1 step torch_step.txt 40 python3 "$here/benches/gpu/step.py"
+PYTHONUNBUFFERED=1 step gemm.txt 40 python3 "$here/benches/gpu/gemm.py"
 if command -v ncu > /dev/null; then
   step ops.csv 25 ncu --clock-control none --cache-control none --csv --metrics gpu__time_duration.sum,launch__grid_size \
     "$suite" --ignored --exact engine::steps_for_a_profiler
