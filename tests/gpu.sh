@@ -68,7 +68,7 @@ matrix table 150 "$here/scenarios/seed-table.toml"
 matrix load 60 "$here/tests/gpu_load.toml"
 sanitize initcheck 60
 test_of steps.txt 100 engine::steps_cost
-PYTHONUNBUFFERED=1 step kernels.txt 100 python3 "$here/benches/gpu/kernels.py" "$out/kernels.json" 10,20,2 8,16,4
+PYTHONUNBUFFERED=1 step kernels.txt 100 python3 "$here/benches/gpu/kernels.py" "$out/kernels.json"
 test_of hazards.txt 40 engine::captures_have_the_hazards_of_their_traces
 PYTHONUNBUFFERED=1 step torch_step.txt 40 python3 "$here/benches/gpu/step.py"
 PYTHONUNBUFFERED=1 step gemm.txt 40 python3 "$here/benches/gpu/gemm.py"

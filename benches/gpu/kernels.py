@@ -16,6 +16,8 @@ import triton.language as tl
 from launch import Module, tensor_map
 
 HEADS, DIMS, PAGE = 64, 128, 64
+# As in `src/device/cuda/launch.rs`.
+STAGES, CONSUMERS, FEW_PAGES, STREAM_BLOCKS, STREAM_SPAN = (8, 16), 4, (16384, 4096), 4, 32
 DEVICE = "cuda"
 SMS = torch.cuda.get_device_properties(0).multi_processor_count
 
@@ -75,7 +77,7 @@ class Case:
     """One batch over paged keys, in both precisions."""
 
     def __init__(self, context, rows, e4m3, ragged=False):
-        self.rows, self.n, self.e4m3 = rows, context // 4, e4m3
+        self.rows, self.n, self.e4m3, self.groups = rows, context // 4, e4m3, HEADS // 8
         self.row_pages = (self.n + PAGE - 1) // PAGE
         pages = rows * self.row_pages
         self.lengths = torch.full((rows,), self.n, device=DEVICE, dtype=torch.int32)
@@ -105,14 +107,31 @@ class Case:
         self.bytes = int(self.lengths.sum()) * ((DIMS + 4 if e4m3 else 2 * DIMS) + 4)
         self.flops = int(self.lengths.sum()) * HEADS * DIMS * 2
 
-    def ours(self, kernel):
-        kernel(SMS, *self.maps, self.pages, self.weights, HEADS, HEADS // 8, self.positions, 0, self.table, self.row_pages, self.out,
-               self.out.shape[1], self.rows)
+    def paged(self, kernel):
+        kernel(SMS, *self.maps, self.pages, self.weights, HEADS, self.groups, self.positions, 0, self.table, self.row_pages,
+               self.out, self.out.shape[1], self.rows)
+
+    def stream(self, kernel, span):
+        parts = max(1, -(-self.row_pages // span))
+        span = max(1, -(-self.row_pages // parts))
+        kernel((self.rows, parts), self.positions, self.table, self.queries, self.pages, self.row_pages,
+               self.queries[0].nbytes, 0, span, self.weights, self.out, HEADS, self.out.shape[1], self.groups)
+
+    def span(self):
+        """Pages a streaming block: the fewest with which all blocks run at once."""
+        most = STREAM_BLOCKS * SMS
+        return next((s for s in range(1, STREAM_SPAN) if self.rows * -(-self.row_pages // s) <= most), STREAM_SPAN)
+
+    def reader(self):
+        """The reader that the engine launches for this shape."""
+        if self.rows * self.row_pages > FEW_PAGES[self.e4m3]:
+            return "paged"
+        return "page" if self.span() == 1 else "stream"
 
     def direct(self, kernel, pages_a_block, width=0):
         part = (self.row_pages + pages_a_block - 1) // pages_a_block
         kernel((part, self.rows), self.pages, self.queries, ctypes.c_uint64(self.queries[0].nbytes), self.weights, HEADS,
-               HEADS // 8, self.positions, 0, self.table, self.row_pages, self.out, self.out.shape[1], pages_a_block, width)
+               self.groups, self.positions, 0, self.table, self.row_pages, self.out, self.out.shape[1], pages_a_block, width)
 
     def triton(self, config):
         pages, warps, stages = config
@@ -120,15 +139,21 @@ class Case:
             self.queries, self.weights, self.pages, self.table, self.lengths, self.out, self.row_pages,
             self.out.shape[1], HEADS, DIMS, PAGE, pages, num_warps=warps, num_stages=stages)
 
+    def ballast(self, groups):
+        """Only the first groups of heads are live: what the others hold must not matter."""
+        self.groups, dead = groups, slice(groups * 8, HEADS)
+        self.queries.view(torch.uint8 if self.e4m3 else torch.int16)[:, dead] = 0x7f if self.e4m3 else 0x7fc0
+        self.weights[:, dead] = float("nan")
+
     def reference(self, row):
-        n = int(self.lengths[row])
+        n, live = int(self.lengths[row]), self.groups * 8
         pages = self.pages[self.table[row].long()]
         if self.e4m3:
             keys = pages[:, :PAGE * DIMS].contiguous().view(torch.float8_e4m3fn).view(-1, DIMS).double()
             scale = pages[:, PAGE * DIMS:].contiguous().view(torch.float32).reshape(-1).double()
         else:
             keys, scale = pages.reshape(-1, DIMS).double(), 1.0
-        product = (keys @ self.queries[row].double().t()).clamp(min=0) @ self.weights[row].double()
+        product = (keys @ self.queries[row, :live].double().t()).clamp(min=0) @ self.weights[row, :live].double()
         return (product * scale)[:n]
 
     def check(self):
@@ -157,7 +182,8 @@ def tune(case, configs):
     return best
 
 
-def shared_bytes(stages, e4m3):
+def shared_bytes(e4m3):
+    stages = STAGES[e4m3]
     tile = PAGE * DIMS * (1 if e4m3 else 2)
     return stages * (tile + (PAGE * 4 if e4m3 else 0)) + 2 * tile + (2 * stages + 4) * 8 + 1024 + 2049 * 4 + 64
 
@@ -172,22 +198,26 @@ def rotate(cases, call):
     return step
 
 
-def logits(report, variants):
-    kernels = {}
-    for stages16, stages8, consumers in variants:
-        module = Module("logits.cu", f"-DSTAGES_BF16={stages16}", f"-DSTAGES_E4M3={stages8}", f"-DCONSUMERS={consumers}")
-        threads = 128 * consumers + 32
-        kernels[f"paged {stages16},{stages8},{consumers}"] = (
-            lambda case, k=module.kernel("paged_mqa_logits_bf16", threads, shared_bytes(stages16, False)): case.ours(k),
-            lambda case, k=module.kernel("paged_mqa_logits_e4m3", threads, shared_bytes(stages8, True)): case.ours(k))
-    pair = module.kernel("direct_mqa_logits_bf16", 128), module.kernel("direct_mqa_logits_e4m3", 128)
-    for pages in (1, 2, 4):
-        kernels[f"direct {pages}"] = tuple(lambda case, k=k, p=pages: case.direct(k, p) for k in pair)
+def logits(report):
+    module = Module("logits.cu")
+    names = ("bf16", "e4m3")
+    pair = [module.kernel(f"direct_mqa_logits_{name}", 128) for name in names]
+    calls = {reader: [] for reader in ("page", "stream", "paged", "direct")}
+    for e4m3, name in enumerate(names):
+        page = module.kernel(f"page_mqa_logits_{name}", 128)
+        stream = module.kernel(f"stream_mqa_logits_{name}", 128)
+        paged = module.kernel(f"paged_mqa_logits_{name}", (128 + 32) * CONSUMERS, shared_bytes(e4m3))
+        calls["page"].append(lambda case, k=page: case.stream(k, 1))
+        calls["stream"].append(lambda case, k=stream: case.stream(k, case.span()))
+        calls["paged"].append(lambda case, k=paged: case.paged(k))
+        calls["direct"].append(lambda case, k=pair[e4m3]: case.direct(k, 1))
     for e4m3 in (False, True):
-        for rows, context in ((1, 4), (3, 1024), (7, 5000), (64, 9000), (128, 33333)):
-            for name, calls in kernels.items():
+        for rows, context, groups in ((1, 4, 8), (3, 1024, 8), (7, 5000, 3), (64, 9000, 8), (5, 40000, 1), (128, 33333, 8)):
+            for reader in calls:
                 case = Case(context, rows, e4m3, ragged=True)
-                calls[e4m3](case)
+                if groups < 8:
+                    case.ballast(groups)
+                calls[reader][e4m3](case)
                 torch.cuda.synchronize()
                 case.check()
             case.direct(pair[e4m3], 3, case.n)
@@ -205,14 +235,18 @@ def logits(report, variants):
                 cases = [case] + [Case(context, rows, e4m3) for _ in range(copies - 1)]
                 line = {"context": context, "rows": rows, "e4m3": e4m3, "bytes": case.bytes, "flops": case.flops,
                         "inputs": copies, "ours": {}}
-                names = [n for n in kernels if n[0] == "p" or rows * case.row_pages <= 8192]
-                for name in names:
+                # The engine's choice, and its neighbours beside it.
+                chosen, pages = case.reader(), rows * case.row_pages
+                nearby = {"page": pages <= 1024, "stream": 256 <= pages <= 65536, "paged": pages >= 2048}
+                for reader in [r for r in calls if r == chosen or nearby.get(r)]:
+                    call = calls[reader][e4m3]
                     case.out.fill_(float("nan"))
-                    kernels[name][e4m3](case)
+                    call(case)
                     torch.cuda.synchronize()
                     line["error"] = case.check()
-                    line["ours"][name] = {"cold": bench(lambda: kernels[name][e4m3](case), 10),
-                                          "steady": bench_graph(rotate(cases, kernels[name][e4m3]), max(copies, 12))}
+                    line["ours"][reader] = {"cold": bench(lambda: call(case), 10),
+                                            "steady": bench_graph(rotate(cases, call), max(copies, 12))}
+                line["reader"] = chosen
                 if not e4m3:
                     tuned, config = tune(case, configs)
                     steady = bench_graph(rotate(cases, lambda c: c.triton(config)), max(copies, 12))
@@ -220,10 +254,9 @@ def logits(report, variants):
                 report["logits"].append(line)
                 text = f"ctx {context:6} B {rows:3} {'e4m3' if e4m3 else 'bf16'}"
                 for kind in ("cold", "steady"):
-                    name = min(names, key=lambda n: line["ours"][n][kind][0])
-                    time = line["ours"][name][kind][0]
+                    time = line["ours"][chosen][kind][0]
                     rate = case.bytes / time / 1e3
-                    text += f" | {kind} {time:6.1f} us {rate:4.0f} GB/s {rate / ceiling:4.0%} {name:13}"
+                    text += f" | {kind} {time:6.1f} us {rate:4.0f} GB/s {rate / ceiling:4.0%} {chosen:6}"
                     if not e4m3:
                         text += f" x{line['triton'][kind][0] / time:.2f}"
                 print(text + f" {case.flops / time / 1e6:.0f} TF", flush=True)
@@ -307,11 +340,10 @@ def main():
     report["ceilings"] = ceilings()
     print(report["device"], {k: round(v) for k, v in report["ceilings"].items()}, flush=True)
     print("start", flush=True)
-    variants = [tuple(int(x) for x in v.split(",")) for v in sys.argv[2:]] or [(10, 20, 2)]
     empty = torch.zeros(1, device=DEVICE)
     report["empty_us"] = bench(lambda: empty.zero_())
     print("one-element fill", report["empty_us"], flush=True)
-    for part in (lambda: logits(report, variants), lambda: topk(report)):
+    for part in (lambda: logits(report), lambda: topk(report)):
         try:
             part()
         except Exception:

@@ -16,13 +16,17 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Rings of pages in flight, and the warpgroups that take turns at them: what the sources are compiled with.
-const STAGES: [u64; 2] = [10, 20];
-const CONSUMERS: u32 = 2;
+/// Rings of pages in flight, bf16 and fp8, and the warpgroups that take turns at them, each with a warp that copies: what
+/// the sources are compiled with.
+const STAGES: [u64; 2] = [8, 16];
+const CONSUMERS: u32 = 4;
 /// Rows that the paged reader's plan has room for.
 const MOST_ROWS: u64 = 1024;
-/// Up to so many pages in all, a launch's latency outweighs its bytes.
-const FEW_PAGES: u64 = 64;
+/// Up to so many pages in all, bf16 and fp8, blocks that stream a few pages each beat the ring.
+const FEW_PAGES: [u64; 2] = [16_384, 4096];
+/// Streaming blocks that a multiprocessor holds at once, and pages that one may take.
+const STREAM_BLOCKS: u64 = 4;
+const STREAM_SPAN: u64 = 32;
 /// Keys that top-k selects in shared memory; longer rows are shared by clusters.
 const TOPK_CAPACITY: u64 = 8192;
 /// Keys that one block of a cluster takes at least.
@@ -47,7 +51,7 @@ const VOCABULARY: u64 = 129_280;
 const COMPRESSED: [u64; 2] = [4 * INDEX_DIM, 4 * HEAD_DIM];
 
 /// Kernels with their files and the dynamic shared memory that they may ask for.
-pub(super) static FUNCTIONS: [(&str, &str, u32); 26] = [
+pub(super) static FUNCTIONS: [(&str, &str, u32); 30] = [
     ("rows.cu", "copy_rows", 0),
     ("rows.cu", "embed", 0),
     ("rows.cu", "rms_norm", 0),
@@ -67,6 +71,10 @@ pub(super) static FUNCTIONS: [(&str, &str, u32); 26] = [
     ("canary.cu", "checksum", 0),
     ("logits.cu", "paged_mqa_logits_bf16", paged_shared(0)),
     ("logits.cu", "paged_mqa_logits_e4m3", paged_shared(1)),
+    ("logits.cu", "stream_mqa_logits_bf16", 0),
+    ("logits.cu", "stream_mqa_logits_e4m3", 0),
+    ("logits.cu", "page_mqa_logits_bf16", 0),
+    ("logits.cu", "page_mqa_logits_e4m3", 0),
     ("logits.cu", "direct_mqa_logits_bf16", 0),
     ("logits.cu", "direct_mqa_logits_e4m3", 0),
     ("topk.cu", "topk_select_1", TOPK_CAPACITY as u32 * 8),
@@ -240,8 +248,7 @@ impl Machine {
         let pages = table.len / 4;
         let shift = RATIO.ilog2() as i32;
         let words = |region: Region| Arg::Word((region.row_stride / 4) as i32);
-        let few = out.rows * pages <= FEW_PAGES || out.rows > MOST_ROWS;
-        if reader == Reader::Fallback || !self.hopper || few {
+        if reader == Reader::Fallback || !self.hopper {
             let name = if e4m3 { "direct_mqa_logits_e4m3" } else { "direct_mqa_logits_bf16" };
             let width = if reader == Reader::Fallback { out.len / 4 } else { 0 };
             let blocks = pages.max(width.div_ceil(PAGE_ENTRIES)).max(1);
@@ -265,6 +272,37 @@ impl Machine {
             launch.grid.1 = out.rows as u32;
             return Ok(launch);
         }
+        if out.rows * pages <= FEW_PAGES[usize::from(e4m3)] || out.rows > MOST_ROWS {
+            // One wave of blocks: the fewest pages a block with which all of them run at once.
+            let most = STREAM_BLOCKS * u64::from(self.multiprocessors);
+            let span = (1..STREAM_SPAN).find(|span| out.rows * pages.div_ceil(*span) <= most).unwrap_or(STREAM_SPAN);
+            let parts = pages.div_ceil(span).max(1);
+            let span = pages.div_ceil(parts).max(1);
+            let name = match (span, e4m3) {
+                (1, false) => "page_mqa_logits_bf16",
+                (1, true) => "page_mqa_logits_e4m3",
+                (_, false) => "stream_mqa_logits_bf16",
+                (_, true) => "stream_mqa_logits_e4m3",
+            };
+            let args = vec![
+                self.address(positions),
+                self.address(table),
+                self.address(query),
+                self.address(keys),
+                words(table),
+                Arg::Word(query.row_stride as i32),
+                Arg::Word(shift),
+                Arg::Word(span as i32),
+                self.address(weights),
+                self.address(out),
+                words(weights),
+                words(out),
+                Arg::Word(head_groups(weights)),
+            ];
+            let mut launch = self.launch(name, out.rows, 128, 0, args)?;
+            launch.grid.1 = parts as u32;
+            return Ok(launch);
+        }
         let name = if e4m3 { "paged_mqa_logits_e4m3" } else { "paged_mqa_logits_bf16" };
         let [key_map, query_map] = self.maps(query, keys, e4m3);
         let args = vec![
@@ -283,7 +321,7 @@ impl Machine {
             Arg::Word(out.rows as i32),
         ];
         let shared = u64::from(paged_shared(usize::from(e4m3)));
-        self.launch(name, u64::from(self.multiprocessors), 128 * CONSUMERS + 32, shared, args)
+        self.launch(name, u64::from(self.multiprocessors), (128 + 32) * CONSUMERS, shared, args)
     }
 
     /// Tensor maps of the keys and of the queries, whose charged heads are all multiplied.
