@@ -1,7 +1,8 @@
 //! The race log as the server keeps it: how often each kind of race occurred, and which hits reached which session.
 //!
 //! A hit names the rows of the batch that read wrong bytes, and the batch of its step says whose rows these were. Memory
-//! is bounded: the newest hits of the newest sessions are kept, what was dropped is counted.
+//! is bounded: the newest sessions are kept, and of each the hits of its newest answers; of an answer that has more than
+//! fit, the first, since what comes after the first wrong token may follow from it. What was dropped is counted.
 
 use std::{
     borrow::Cow,
@@ -11,6 +12,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use super::tokenizer::Token;
 use crate::device::sim::{RaceHit, RaceKind, Side};
@@ -19,7 +21,7 @@ use crate::device::sim::{RaceHit, RaceKind, Side};
 const HITS: usize = 256;
 /// Sessions whose hits are kept.
 const SESSIONS: usize = 512;
-/// Tokens of the answer that are kept with a hit, to find the place in the text.
+/// Tokens of the answer that are kept with a hit, for people to find the place in the text.
 const CONTEXT: usize = 24;
 
 /// The race hits of one decode step.
@@ -80,11 +82,32 @@ struct Reached {
     step: u64,
     replay: Option<Arc<str>>,
     row: u32,
+    place: Arc<Place>,
+}
+
+/// Where in its answer a session stood, the same for all hits of a step.
+#[derive(Debug)]
+struct Place {
     round: u32,
     /// Number of the token in its answer.
     token: usize,
+    /// Of the whole answer before the token: who knows what it should be finds the place without the text.
+    answered: u64,
     after: Box<[Token]>,
     next: Token,
+}
+
+impl Place {
+    fn of(row: &Row<'_>) -> Self {
+        let Row { round, answer, next, .. } = *row;
+        let after = answer[answer.len().saturating_sub(CONTEXT)..].into();
+        Self { round, token: answer.len(), answered: digest(answer), after, next }
+    }
+}
+
+/// The first eight bytes of the SHA-256.
+fn digest(tokens: &[Token]) -> u64 {
+    Sha256::digest(tokens).iter().take(8).fold(0, |head, byte| head << 8 | u64::from(*byte))
 }
 
 impl RaceLog {
@@ -96,6 +119,7 @@ impl RaceLog {
             self.replayed = Some(json!({"replay": replay, "step": step, "hits": hits}));
         }
         let replay: Option<Arc<str>> = replay.map(Into::into);
+        let mut places = BTreeMap::new();
         for hit in hits {
             self.hits += 1;
             *self.kinds.entry(Kind::of(&hit)).or_default() += 1;
@@ -108,10 +132,7 @@ impl RaceLog {
                     step,
                     replay: replay.clone(),
                     row: number,
-                    round: row.round,
-                    token: row.answer.len(),
-                    after: row.answer[row.answer.len().saturating_sub(CONTEXT)..].into(),
-                    next: row.next,
+                    place: Arc::clone(places.entry(number).or_insert_with(|| Arc::new(Place::of(row)))),
                 });
             }
         }
@@ -146,19 +167,30 @@ impl RaceLog {
 impl Session {
     fn push(&mut self, reached: Reached) {
         if self.hits.len() == HITS {
-            self.hits.pop_front();
             self.dropped += 1;
+            if self.hits.front().is_none_or(|oldest| oldest.began() == reached.began()) {
+                return;
+            }
+            self.hits.pop_front();
         }
         self.hits.push_back(reached);
     }
 }
 
 impl Reached {
+    /// The step of the answer's first token, which no other answer of the session shares: a running sequence decodes a
+    /// token in every step.
+    fn began(&self) -> u64 {
+        self.step.wrapping_sub(self.place.token as u64)
+    }
+
     fn describe(&self) -> Value {
         let mut value = describe(&self.hit, self.step);
         if let Some(members) = value.as_object_mut() {
-            let more = json!({"replay": self.replay.as_deref(), "row": self.row, "round": self.round,
-                "token": self.token, "after": text(&self.after), "next": text(&[self.next])});
+            let Place { round, token, answered, after, next } = &*self.place;
+            let more = json!({"replay": self.replay.as_deref(), "row": self.row, "round": round, "token": token,
+                "answered": format!("{answered:016x}"), "after": text(after), "next": text(&[*next]),
+                "next_token": next});
             members.extend(more.as_object().cloned().unwrap_or_default());
         }
         value
@@ -310,6 +342,8 @@ mod tests {
         let [only] = kept["hits"].as_array().unwrap().as_slice() else { panic!("{kept}") };
         assert_eq!((&only["row"], &only["token"], &only["next"]), (&json!(2), &json!(11), &json!("7")));
         assert_eq!((&only["after"], &only["replay"]), (&json!("{\"ref\": \"0-"), &json!("ts1-00")));
+        // printf '{"ref": "0-' | sha256sum | cut -c -16
+        assert_eq!((&only["answered"], &only["next_token"]), (&json!("17139d25abbd28b7"), &json!(0x37)));
         assert_eq!(
             only["words"],
             "step 5, layer 2: topk_select on indexer read `logits` after ffn_up on main had written `ffn_up` over it: 9 wrong \
@@ -335,5 +369,20 @@ mod tests {
         assert_eq!(log.sessions.len(), SESSIONS);
         assert_eq!((&log.of(1)["hits"], &log.overview()["forgotten_sessions"]), (&json!([]), &json!(2)));
         assert_eq!(log.overview()["hits"], 300 + SESSIONS as u64 + 1);
+    }
+
+    #[test]
+    fn of_a_long_answer_the_first_hits_are_kept() {
+        let mut log = RaceLog::default();
+        log.record(races(3, &[0]), &[Some(row(1))]);
+        let answer = [b'x'; 300];
+        for token in 0..300 {
+            let row = Row { session: 1, round: 2, answer: &answer[..token], next: b'x' };
+            log.record(races(100 + token as u64, &[0]), &[Some(row)]);
+        }
+        let kept = log.of(1);
+        let tokens: Vec<_> = kept["hits"].as_array().unwrap().iter().map(|hit| hit["token"].clone()).collect();
+        assert_eq!(tokens, (0..HITS).collect::<Vec<_>>(), "the hit of the earlier answer made room");
+        assert_eq!(kept["dropped"], 301 - HITS);
     }
 }

@@ -3,16 +3,20 @@
 use std::{collections::BTreeMap, path::Path};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
-use crate::{drive::Exchange, validate::Verdict};
+use crate::{
+    drive::Exchange,
+    validate::{ExpectedCall, Verdict},
+};
 
 /// Hits that are told in full; all of them are in the file of the evidence.
 const TOLD: usize = 6;
 /// How the built-in engine begins a call; an answer that must be a call begins behind it.
 const OPENING: &str = "{\"name\": \"";
-/// Characters before the first wrong one that must agree with the answer at a hit's step.
-const AGREEING: usize = 4;
+/// The token with which the built-in engine ends an answer.
+const END: u8 = 0xF9;
 
 /// The race log at a launch's end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,15 +55,21 @@ impl Why {
                 return Some(Self { log: None, lines: vec![format!("the race log could not be read: {error}")] });
             }
         };
-        let broken = first_wrong(exchange);
+        let dropped = log["dropped"].as_u64().unwrap_or_default();
+        let dictated = exchange.turn.expectation.calls.as_ref().and_then(|calls| dictated(calls));
+        let broke = |hit: &Value| dictated.as_ref().is_some_and(|dictated| broke(hit, dictated));
+        let hits = log["hits"].as_array_mut().map_or(&mut [][..], Vec::as_mut_slice);
+        let in_round = |hit: &Value| hit["round"] == exchange.turn.round;
+        // A request that was cut and sent again may have been damaged both times: the last time is this answer's.
+        let wrong_step = hits.iter().rfind(|hit| in_round(hit) && broke(hit)).map(|hit| hit["step"].clone());
         let mut lines = Vec::new();
         let (mut exact, mut round, mut earlier) = (Vec::new(), Vec::new(), 0);
-        for hit in log["hits"].as_array_mut().into_iter().flatten() {
-            if hit["round"] != exchange.turn.round {
+        for hit in hits {
+            if !in_round(hit) {
                 earlier += 1;
                 continue;
             }
-            let here = broken.as_ref().is_some_and(|(before, wrong)| broke(hit, before, wrong));
+            let here = wrong_step.as_ref() == Some(&hit["step"]);
             hit["at_first_wrong_byte"] = here.into();
             if here { exact.push(hit.clone()) } else { round.push(hit.clone()) }
         }
@@ -73,8 +83,15 @@ impl Why {
             lines.extend(exact.iter().take(TOLD).map(words));
         }
         if !round.is_empty() {
-            let also = if exact.is_empty() { "none in the step of the first wrong byte; " } else { "" };
-            lines.push(format!("{also}in other steps of this answer, {} in all, the newest first:", round.len()));
+            let also = match (exact.is_empty(), &dictated) {
+                (false, _) => "in other steps of this answer",
+                (true, None) => "in steps of this answer, whose first wrong byte nobody knows",
+                (true, Some(_)) if dropped > 0 => {
+                    "none that was kept in the step of the first wrong byte; in other steps"
+                }
+                (true, Some(_)) => "none in the step of the first wrong byte; in other steps of this answer",
+            };
+            lines.push(format!("{also}, {} in all, the newest first:", round.len()));
             lines.extend(round.iter().rev().take(TOLD).map(words));
         }
         if exact.is_empty() && round.is_empty() {
@@ -85,9 +102,8 @@ impl Why {
                 "{earlier} hits in earlier rounds, their other forms included, whose cache entries this one may read"
             ));
         }
-        match log["dropped"].as_u64() {
-            Some(dropped) if dropped > 0 => lines.push(format!("{dropped} older hits of the session were dropped")),
-            _ => {}
+        if dropped > 0 {
+            lines.push(format!("{dropped} hits of the session were dropped"));
         }
         if let Some(token) = replay(&exact).or_else(|| replay(&round)) {
             lines.push(format!("the step again: toolstorm replay {token}{}", output_dir(result)));
@@ -104,54 +120,106 @@ fn output_dir(result: &Path) -> String {
     }
 }
 
-/// What came before the first wrong character of the first corrupted call, as the built-in engine writes it, and what
-/// came from there on.
-fn first_wrong(exchange: &Exchange) -> Option<(String, String)> {
-    let dictated = exchange.turn.expectation.calls.as_ref()?;
-    let calls = &exchange.judgement.calls;
-    let place = calls.iter().position(|call| call.verdict == Verdict::Corrupted)?;
-    let line = |name: &str, arguments: &str| format!("{OPENING}{name}\", \"arguments\": {arguments}}}");
-    let wanted = dictated.get(place)?;
-    let wanted = line(&wanted.name, wanted.text.as_ref()?);
-    let came = line(&calls[place].name, &calls[place].arguments);
-    let shared =
-        wanted.chars().zip(came.chars()).take_while(|(a, b)| a == b).map(|(letter, _)| letter.len_utf8()).sum();
-    let (before, wrong) = came.split_at(shared);
-    Some((before.to_owned(), wrong.to_owned()))
+/// The tokens of the answer that makes exactly `calls`, as the built-in engine writes it; nothing where their bytes are
+/// not known. A token is a byte.
+fn dictated(calls: &[ExpectedCall]) -> Option<Vec<u8>> {
+    let line = |call: &ExpectedCall| {
+        Some(format!("{{\"name\": {}, \"arguments\": {}}}", json!(call.name), call.text.as_ref()?))
+    };
+    let lines = calls.iter().map(line).collect::<Option<Vec<_>>>()?.join("\n");
+    let mut tokens = lines.strip_prefix(OPENING).unwrap_or_default().as_bytes().to_vec();
+    tokens.push(END);
+    Some(tokens)
 }
 
-/// Whether the hit's step gave the first wrong byte: the answer before it ends alike, and this byte came next.
-fn broke(hit: &Value, before: &str, wrong: &str) -> bool {
-    let after = hit["after"].as_str().unwrap_or_default();
-    let agreeing = after.chars().rev().zip(before.chars().rev()).take_while(|(a, b)| a == b).count();
-    // What is kept of the answer may begin inside a letter, and may reach back to before the call.
-    let whole = after.trim_start_matches('\u{fffd}').chars().count().min(before.chars().count());
-    let next = hit["next"].as_str().unwrap_or_default();
-    let first_call = hit["token"] == after.len() && before.strip_prefix(OPENING) == Some(after);
-    let same_place = first_call || agreeing >= whole && agreeing >= AGREEING;
-    same_place && (wrong.is_empty() || next == "\u{fffd}" || wrong.starts_with(next))
+/// Whether the hit's step gave the first wrong byte: all that was answered before was dictated, and this token was not.
+/// The text that came says less: a parser took it apart, and what is no UTF-8 is lost from it.
+fn broke(hit: &Value, dictated: &[u8]) -> bool {
+    let Some(token) = hit["token"].as_u64().filter(|token| *token < dictated.len() as u64) else { return false };
+    let (before, rest) = dictated.split_at(token as usize);
+    hit["next_token"] != rest[0] && hit["answered"] == digest(before)
+}
+
+/// The first eight bytes of the SHA-256 in hexadecimal, as the race log has it of an answer.
+fn digest(answer: &[u8]) -> String {
+    let head = Sha256::digest(answer).iter().take(8).fold(0u64, |head, byte| head << 8 | u64::from(*byte));
+    format!("{head:016x}")
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
+    /// What the engine is to answer to one dictated call.
+    fn answer(name: &str, arguments: &str) -> Vec<u8> {
+        dictated(&[call(name, arguments)]).unwrap()
+    }
+
+    fn call(name: &str, arguments: &str) -> ExpectedCall {
+        ExpectedCall { name: name.into(), arguments: Value::Null, text: Some(arguments.into()) }
+    }
+
+    /// A hit in the step that gave the token numbered `token` of `answer`.
+    fn hit(answer: &[u8], token: usize) -> Value {
+        json!({"token": token, "answered": digest(&answer[..token]), "next_token": answer[token]})
+    }
+
+    /// The tokens of `came` whose step `broke` finds to have given the first wrong one.
+    fn broken(came: &[u8], dictated: &[u8]) -> Vec<usize> {
+        (0..came.len()).filter(|token| broke(&hit(came, *token), dictated)).collect()
+    }
+
+    /// `answer` with the token numbered `at` replaced.
+    fn damaged(answer: &[u8], at: usize, token: u8) -> Vec<u8> {
+        let mut came = answer.to_vec();
+        came[at] = token;
+        came
+    }
+
     #[test]
-    fn the_step_of_the_first_wrong_byte_is_found_by_what_was_answered_before() {
-        let hit = |after: &str, next: &str| json!({"token": 60, "after": after, "next": next});
-        let (before, wrong) = ("{\"city\": \"Köln\", \"ref\": \"0-", "7x\"}");
-        assert!(broke(&hit("ln\", \"ref\": \"0-", "7"), before, wrong));
-        assert!(broke(&hit("\u{fffd}ln\", \"ref\": \"0-", "7"), before, wrong), "cut inside a letter");
-        assert!(!broke(&hit("\u{fffd}", "7"), "", wrong), "nothing to compare");
-        assert!(!broke(&hit("ln\", \"ref\": \"0-", "8"), before, wrong), "another byte came");
-        assert!(!broke(&hit("ln\", \"ref\": \"1-", "7"), before, wrong), "another place");
-        assert!(broke(&hit("n\", \"arguments\": {\"a\": \"", "b"), "{\"a\": \"", "bc"), "reaches back before the text");
-        assert!(broke(&hit("\"ref\": \"0-", "\u{fffd}"), before, ""), "the answer ended");
-        let early = json!({"token": 2, "after": "ti", "next": "x"});
-        assert!(broke(&early, "{\"name\": \"ti", "xket"), "all that was answered by then");
-        assert!(!broke(&early, "{\"name\": \"tick", "x"), "later");
+    fn the_dictated_answer_is_what_the_engine_writes_behind_its_prompt() {
+        let both = dictated(&[call("a", "{}"), call("b", "{\"c\": 1}")]).unwrap();
+        assert_eq!(both, b"a\", \"arguments\": {}}\n{\"name\": \"b\", \"arguments\": {\"c\": 1}}\xf9");
+        assert_eq!(dictated(&[]).unwrap(), [END]);
+        assert_eq!(dictated(&[ExpectedCall { text: None, ..call("a", "{}") }]), None);
+    }
+
+    #[test]
+    fn the_first_wrong_token_is_found_wherever_it_is() {
+        let dictated = answer("tick", "{\"query\": \"Москва\"}");
+        for at in 0..dictated.len() {
+            for token in [b'x', 0x08, 0xD0, 0xFA, END].into_iter().filter(|token| *token != dictated[at]) {
+                let mut came = damaged(&dictated, at, token);
+                assert_eq!(broken(&came, &dictated), [at], "{token:#x}");
+                // What comes after it has no say, be it right again, wrong again, missing or too long.
+                came.truncate(at + 1);
+                assert_eq!(broken(&came, &dictated), [at], "{token:#x}, cut");
+                came.extend(vec![b'x'; dictated.len()]);
+                assert_eq!(broken(&came, &dictated), [at], "{token:#x}, overlong");
+            }
+        }
+        assert!(broken(&dictated, &dictated).is_empty());
+    }
+
+    #[test]
+    fn a_damaged_separator_and_half_a_letter_are_explained() {
+        // The parser takes all after the name for arguments: `, "argum\x08nts": {…}`.
+        let dictated = answer("parcel_update", "{}");
+        let came = damaged(&dictated, 22, 0x08);
+        assert!(came.starts_with(b"parcel_update\", \"argum\x08nts"));
+        assert_eq!(broken(&came, &dictated), [22]);
+        // `к` is two bytes and its second one is wrong: the text that came parts one token before that.
+        let dictated = answer("invoice_lookup", "{\"ref\": \"0-1-2373uhmb\", \"query\": \"Москва \"}");
+        let second = dictated.len() - 10;
+        let came = damaged(&dictated, second, b'2');
+        assert!(String::from_utf8_lossy(&came).contains("Мос\u{fffd}2ва"));
+        assert_eq!(broken(&came, &dictated), [second]);
+    }
+
+    #[test]
+    fn a_hit_that_tells_no_token_explains_nothing() {
+        assert!(!broke(&json!({"words": "another server's"}), &answer("a", "{}")));
+        assert!(!broke(&json!({"token": 9000, "answered": "", "next_token": 1}), &answer("a", "{}")));
     }
 
     #[test]
