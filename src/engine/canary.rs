@@ -1,6 +1,6 @@
 //! The index-key canary: live pages are checksummed key by key, and a change that no store explains is a hit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use serde::Serialize;
 
@@ -111,13 +111,21 @@ impl Canary {
 
     fn compare(&mut self, (layer, page): (u8, u32), sums: &Sums, explained: Option<u64>, step: u64) {
         self.checks += 1;
-        if let Some(known) = self.known.get(&(layer, page)) {
-            let changed = (0..PAGE_ENTRIES).filter(|slot| Some(*slot) != explained);
-            for slot in changed.filter(|slot| known[*slot as usize] != sums[*slot as usize]) {
-                self.hits += 1;
-                self.first.get_or_insert(CanaryHit { step, layer, page, slot: slot as u32 });
+        let known = match self.known.entry((layer, page)) {
+            Entry::Vacant(place) => {
+                place.insert(Box::new(*sums));
+                return;
             }
+            Entry::Occupied(known) => known.into_mut(),
+        };
+        if **known == *sums {
+            return;
         }
-        self.known.insert((layer, page), Box::new(*sums));
+        let changed = (0..PAGE_ENTRIES).filter(|slot| Some(*slot) != explained);
+        for slot in changed.filter(|slot| known[*slot as usize] != sums[*slot as usize]) {
+            self.hits += 1;
+            self.first.get_or_insert(CanaryHit { step, layer, page, slot: slot as u32 });
+        }
+        **known = *sums;
     }
 }
