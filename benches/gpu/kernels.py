@@ -5,7 +5,10 @@ process. Each shape is checked against a float64 reference on fresh random input
 Usage: kernels.py OUTPUT.json
 """
 import ctypes
+import itertools
 import json
+import os
+import re
 import sys
 import traceback
 
@@ -13,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from launch import Module, tensor_map
+from launch import KERNELS, Module, tensor_map
 
 HEADS, DIMS, PAGE = 64, 128, 64
 # As in `src/device/cuda/launch.rs`.
@@ -57,6 +60,12 @@ def bench_graph(call, repeats=20):
         for _ in range(repeats):
             call()
     return [x / repeats for x in bench(graph.replay)]
+
+
+def defined(file, name):
+    """A number that a kernel's source defines, the first where there are several."""
+    with open(os.path.join(KERNELS, file), encoding="utf-8") as source:
+        return int(re.search(rf"#define {name} (\d+)", source.read()).group(1))
 
 
 def ceilings():
@@ -265,8 +274,9 @@ def logits(report):
 
 def topk(report):
     module = Module("topk.cu")
-    shared = 8192 * 8
-    selects = {c: module.kernel(f"topk_select_{c}", 1024, shared) for c in (1, 2, 4, 8)}
+    threads, capacity, group, deep = (defined("topk.cu", name) for name in ("THREADS", "CAPACITY", "GROUP", "DEEP"))
+    shared = capacity * 8 + group * deep * threads * 16
+    selects = {c: module.kernel(f"topk_select_{c}", threads, shared) for c in (1, 2, 4, 8)}
     k = 512
 
     def data(kind, rows, n):
@@ -283,31 +293,37 @@ def topk(report):
             x = torch.randn(rows, n, device=DEVICE)
             x[:, : n // 64] += 30
             return x
+        if kind == "recent":
+            x = torch.randn(rows, n, device=DEVICE)
+            x[:, -600:] += 30
+            return x
+        if kind == "flat":
+            return 1 + 1e-6 * torch.randn(rows, n, device=DEVICE)
         return torch.randint(-3, 4, (rows, n), device=DEVICE).float()
 
-    def expected(values, n):
-        """Indices of the largest by (value, later index)."""
+    def expected(values, n, k):
+        """Indices of the largest by (value, later index), latest first."""
         flipped = values[:n].flip(0)
         order = torch.sort(flipped, descending=True, stable=True).indices[:min(k, n)]
-        return (n - 1 - order).sort().values
+        return n - 1 - order.sort().values
 
-    for rows, n in ((3, 100), (2, 513), (5, 8191), (4, 8192), (3, 8193), (2, 20001 // 4 * 4), (9, 32768), (64, 131072)):
-        for kind in ("normal", "zeros", "sparse", "rising", "spike", "ties"):
+    shapes = ((3, 100), (2, 513), (4, 4096), (3, 4097), (5, 8191), (3, 20000), (9, 32768), (64, 131072), (2, 262144))
+    for rows, n in shapes:
+        for kind in ("normal", "zeros", "sparse", "rising", "spike", "recent", "flat", "ties"):
             x = data(kind, rows, (n + 3) // 4 * 4)
             lengths = torch.full((rows,), n, device=DEVICE, dtype=torch.int32)
             lengths[0] = max(n // 2, 1)
-            for cluster, select in selects.items():
+            for (cluster, select), few in itertools.product(selects.items(), (1, 64, k)):
                 out = torch.full((rows, 2050), -7, device=DEVICE, dtype=torch.int32)
-                select(rows * cluster, x, x.shape[1], lengths - 1, 0, k, out, 2050)
+                select(rows * cluster, x, x.shape[1], lengths - 1, 0, few, out, 2050)
                 torch.cuda.synchronize()
                 for row in {0, rows - 1}:
-                    m = int(lengths[row])
-                    want = expected(x[row], m)
-                    count = int(out[row, 0])
-                    got, bits = out[row, 2:2 + 2 * count:2].long(), out[row, 3:3 + 2 * count:2]
-                    assert count == len(want) and torch.equal(got, want), (kind, rows, n, cluster, row)
-                    assert torch.equal(bits.contiguous().view(torch.float32), x[row, want]), (kind, rows, n, cluster, row)
-                    assert (out[row, 2 + 2 * count:] == -1).all()
+                    want = expected(x[row], int(lengths[row]), few)
+                    words = torch.full((2050,), -1, device=DEVICE, dtype=torch.int32)
+                    words[0], words[1] = len(want), few
+                    words[2:2 + 2 * len(want):2] = want
+                    words[3:3 + 2 * len(want):2] = x[row, want].view(torch.int32)
+                    assert torch.equal(out[row], words), (kind, rows, n, few, cluster, row)
     print("top-k checks passed", flush=True)
     for rows in (1, 8, 32, 64, 128):
         for n in (2048, 32768, 131072):

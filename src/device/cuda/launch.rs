@@ -27,10 +27,12 @@ const FEW_PAGES: [u64; 2] = [16_384, 4096];
 /// Streaming blocks that a multiprocessor holds at once, and pages that one may take.
 const STREAM_BLOCKS: u64 = 4;
 const STREAM_SPAN: u64 = 32;
-/// Keys that top-k selects in shared memory; longer rows are shared by clusters.
-const TOPK_CAPACITY: u64 = 8192;
+/// Threads of a top-k block, and shared memory for the keys that it keeps and for its ring, on Hopper and elsewhere: what
+/// the source is compiled with.
+const TOPK_THREADS: u64 = 512;
+const TOPK_SHARED: [u64; 2] = [4096 * 8 + 4 * 2 * TOPK_THREADS * 16, 4096 * 8 + 2 * TOPK_THREADS * 16];
 /// Keys that one block of a cluster takes at least.
-const TOPK_SHARE: u64 = 32_768;
+const TOPK_SHARE: u64 = 8192;
 /// Threads of a kernel that reads a charged matrix, the bytes that a block of them has in flight, and how many such
 /// blocks a multiprocessor gets at most: as the sources have it.
 const BALLAST_THREADS: u32 = 256;
@@ -51,7 +53,7 @@ const VOCABULARY: u64 = 129_280;
 const COMPRESSED: [u64; 2] = [4 * INDEX_DIM, 4 * HEAD_DIM];
 
 /// Kernels with their files and the dynamic shared memory that they may ask for.
-pub(super) static FUNCTIONS: [(&str, &str, u32); 30] = [
+pub(super) static FUNCTIONS: [(&str, &str, u32); 31] = [
     ("rows.cu", "copy_rows", 0),
     ("rows.cu", "embed", 0),
     ("rows.cu", "rms_norm", 0),
@@ -77,10 +79,11 @@ pub(super) static FUNCTIONS: [(&str, &str, u32); 30] = [
     ("logits.cu", "page_mqa_logits_e4m3", 0),
     ("logits.cu", "direct_mqa_logits_bf16", 0),
     ("logits.cu", "direct_mqa_logits_e4m3", 0),
-    ("topk.cu", "topk_select_1", TOPK_CAPACITY as u32 * 8),
-    ("topk.cu", "topk_select_2", TOPK_CAPACITY as u32 * 8),
-    ("topk.cu", "topk_select_4", TOPK_CAPACITY as u32 * 8),
-    ("topk.cu", "topk_select_8", TOPK_CAPACITY as u32 * 8),
+    ("topk.cu", "topk_select", TOPK_SHARED[1] as u32),
+    ("topk.cu", "topk_select_1", TOPK_SHARED[0] as u32),
+    ("topk.cu", "topk_select_2", TOPK_SHARED[0] as u32),
+    ("topk.cu", "topk_select_4", TOPK_SHARED[0] as u32),
+    ("topk.cu", "topk_select_8", TOPK_SHARED[0] as u32),
     ("topk.cu", "topk_finalise", 0),
 ];
 
@@ -360,15 +363,12 @@ impl Machine {
     fn select(&self, op: &Op, k: u32) -> Result<Launch<'_>> {
         let (logits, positions, out) = (op.reads[0].region, op.reads[1].region, op.writes[0].region);
         let (width, rows) = (logits.len / 4, out.rows);
-        // A block a multiprocessor: more clusters than fit at once would wait for each other.
-        let spread = u64::from(self.multiprocessors) / rows.max(1);
-        let tiles = width / TOPK_SHARE;
-        let cluster = if self.hopper && tiles > 1 { 1 << tiles.min(spread).clamp(1, 8).ilog2() } else { 1 };
-        let name = match cluster {
-            1 => "topk_select_1",
-            2 => "topk_select_2",
-            4 => "topk_select_4",
-            _ => "topk_select_8",
+        let (name, cluster) = match self.cluster(width, rows) {
+            _ if !self.hopper => ("topk_select", 1),
+            1 => ("topk_select_1", 1),
+            2 => ("topk_select_2", 2),
+            4 => ("topk_select_4", 4),
+            _ => ("topk_select_8", 8),
         };
         let args = vec![
             self.address(logits),
@@ -379,7 +379,18 @@ impl Machine {
             self.address(out),
             Arg::Word((out.row_stride / 4) as i32),
         ];
-        self.launch(name, rows * cluster, 1024, TOPK_CAPACITY * 8, args)
+        let shared = TOPK_SHARED[usize::from(!self.hopper)];
+        self.launch(name, rows * cluster, TOPK_THREADS as u32, shared, args)
+    }
+
+    /// Blocks that share a row of top-k. More clusters than fit at once would wait for each other; a cluster lies within
+    /// one group of multiprocessors, of which some cannot be filled by fours and eights.
+    fn cluster(&self, width: u64, rows: u64) -> u64 {
+        let all = u64::from(self.multiprocessors);
+        let fits = |cluster: &u64| {
+            width >= cluster * TOPK_SHARE && rows * cluster <= if *cluster > 2 { all * 3 / 4 } else { all }
+        };
+        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
     fn prefill(&self, op: &Op) -> Result<Launch<'_>> {
