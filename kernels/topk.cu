@@ -50,7 +50,6 @@ __device__ __forceinline__ u64 composite(float value, u32 index) {
 struct __align__(16) Scratch {
   u32 bins[BINS];
   u32 map[BINS];
-  u32 before[THREADS];
   u32 warps[WARPS];
   u64 ranked[RANKED];
   u64 found;
@@ -87,17 +86,29 @@ __device__ __forceinline__ u64 load_remote_key(u32 address) {
   return value;
 }
 
-// Keys gathered in shared memory, and keys of a whole row.
-struct Gathered {
-  static constexpr int UNROLL = 1;
-  const u64 *keys;
-  __device__ __forceinline__ u64 at(u32 i) const { return keys[i]; }
+// A thread's share of the kept keys.
+struct Held {
+  u64 keys[CAPACITY / THREADS];
+  u32 valid;  // a bit a key
+  template <class Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll
+    for (u32 i = 0; i < CAPACITY / THREADS; ++i) {
+      if (valid >> i == 0) break;
+      if (valid >> i & 1) visit(keys[i]);
+    }
+  }
 };
 
+// All keys of a row.
 struct Row {
-  static constexpr int UNROLL = 8;
   const float *values;
-  __device__ __forceinline__ u64 at(u32 i) const { return composite(__ldg(values + i), i); }
+  u32 size;
+  template <class Visit>
+  __device__ __forceinline__ void each(Visit visit) const {
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < size; i += THREADS) visit(composite(__ldg(values + i), i));
+  }
 };
 
 __device__ __forceinline__ u32 sum_to(u32 value) {
@@ -184,15 +195,13 @@ __device__ __noinline__ u64 nth_of(Scratch &s, u32 count, u32 rank) {
 
 // The `rank`-th latest of the keys of one value. The bins are clear before.
 template <class Keys>
-__device__ u64 latest_of(Scratch &s, Keys keys, u32 available, u32 size, u32 value, u32 rank) {
+__device__ __forceinline__ u64 latest_of(Scratch &s, const Keys &keys, u32 size, u32 value, u32 rank) {
   u32 window = (size - 1) / WINDOW * WINDOW;
   for (;; window -= WINDOW) {
-#pragma unroll Keys::UNROLL
-    for (u32 i = threadIdx.x; i < available; i += THREADS) {
-      u64 key = keys.at(i);
+    keys.each([&](u64 key) {
       u32 index = static_cast<u32>(key) - window;
       if (key >> 32 == value && index < WINDOW) mark(s.bins, index);
-    }
+    });
     __syncthreads();
     Place place = find<true>(s, s.bins, rank);
     if (place.all >= rank || window == 0) {
@@ -210,14 +219,13 @@ __device__ u64 latest_of(Scratch &s, Keys keys, u32 available, u32 size, u32 val
 // The `k`-th largest key (from 1), or a lower bound that no further key reaches. No key that counts has a value below
 // `low`; bins are `1 << shift` values wide and the highest one is open. The bins are clear before.
 template <class Keys>
-__device__ __noinline__ u64 least_of(Scratch &s, Keys keys, u32 available, u32 size, u32 k, u32 low, u32 shift) {
+__device__ __forceinline__ u64 least_of(Scratch &s, const Keys &keys, u32 size, u32 k, u32 low, u32 shift) {
   u32 high = ~0u, rank = k;
   for (;;) {
-#pragma unroll Keys::UNROLL
-    for (u32 i = threadIdx.x; i < available; i += THREADS) {
-      u32 order = keys.at(i) >> 32;
+    keys.each([&](u64 key) {
+      u32 order = key >> 32;
       if (order >= low && order <= high) atomicAdd(s.bins + min((order - low) >> shift, BINS - 1), 1);
-    }
+    });
     __syncthreads();
     Place place = find<false>(s, s.bins, rank);
     rank -= place.above;
@@ -225,24 +233,21 @@ __device__ __noinline__ u64 least_of(Scratch &s, Keys keys, u32 available, u32 s
     if (place.word < BINS - 1) high = min(high - low, (1u << shift) - 1) + low;
     if (place.inside == rank) return static_cast<u64>(low) << 32;
     if (place.inside <= RANKED) {
-#pragma unroll 1
-      for (u32 i = threadIdx.x; i < available; i += THREADS) {
-        u64 key = keys.at(i);
+      keys.each([&](u64 key) {
         u32 order = key >> 32;
         if (order >= low && order <= high) s.ranked[atomicAdd(&s.ties, 1) & (RANKED - 1)] = key;
-      }
+      });
       return nth_of(s, place.inside, rank);
     }
     // Only values that occur deserve bins.
     u32 least = ~0u, most = 0;
-#pragma unroll Keys::UNROLL
-    for (u32 i = threadIdx.x; i < available; i += THREADS) {
-      u32 order = keys.at(i) >> 32;
+    keys.each([&](u64 key) {
+      u32 order = key >> 32;
       if (order >= low && order <= high) {
         least = min(least, order);
         most = max(most, order);
       }
-    }
+    });
     least = __reduce_min_sync(FULL_WARP, least);
     most = __reduce_max_sync(FULL_WARP, most);
     if ((threadIdx.x & 31) == 0) {
@@ -254,7 +259,7 @@ __device__ __noinline__ u64 least_of(Scratch &s, Keys keys, u32 available, u32 s
     low = s.low;
     high = s.high;
     __syncthreads();
-    if (low >= high) return latest_of(s, keys, available, size, low, rank);
+    if (low >= high) return latest_of(s, keys, size, low, rank);
     if (threadIdx.x == 0) {
       s.low = ~0u;
       s.high = 0;
@@ -263,35 +268,41 @@ __device__ __noinline__ u64 least_of(Scratch &s, Keys keys, u32 available, u32 s
   }
 }
 
-// Writes those of `keys` that reach the bound, at most `k`, latest index first. The map is clear before.
+// Writes those of `keys` that reach the bound, at most `k`, latest index first. The map is clear before; the bins are lost.
 template <class Keys>
-__device__ __noinline__ void write_ordered(Scratch &s, Keys keys, u32 available, u32 size, u64 least, u32 k, int2 *out) {
+__device__ __forceinline__ void write_ordered(Scratch &s, const Keys &keys, u32 size, u64 least, u32 k, int2 *out) {
   u32 lane = threadIdx.x & 31, warp = threadIdx.x / 32, written = 0;
   for (u32 window = (size - 1) / WINDOW * WINDOW;; window -= WINDOW) {
-#pragma unroll Keys::UNROLL
-    for (u32 i = threadIdx.x; i < available; i += THREADS) {
-      u64 key = keys.at(i);
+    keys.each([&](u64 key) {
       u32 index = static_cast<u32>(key) - window;
       if (key >= least && index < WINDOW) mark(s.map, index);
-    }
+    });
     __syncthreads();
-    u32 sum = sum_of<true>(s.map, threadIdx.x), to = sum_to(sum);
+    u32 first = (THREADS - 1 - threadIdx.x) * WORDS, sum = sum_of<true>(s.map, threadIdx.x), to = sum_to(sum);
     if (lane == 31) s.warps[warp] = to;
     __syncthreads();
     u32 others = lane < WARPS ? s.warps[lane] : 0;
-    s.before[THREADS - 1 - threadIdx.x] = written + __reduce_add_sync(FULL_WARP, lane < warp ? others : 0) + to - sum;
+    u32 above = written + __reduce_add_sync(FULL_WARP, lane < warp ? others : 0) + to - sum;
     written += __reduce_add_sync(FULL_WARP, others);
+    // How many are above each word.
+#pragma unroll
+    for (int i = WORDS / 4 - 1; i >= 0; --i) {
+      uint4 words = reinterpret_cast<const uint4 *>(s.map + first)[i], before;
+      before.w = above;
+      before.z = before.w + __popc(words.w);
+      before.y = before.z + __popc(words.z);
+      before.x = before.y + __popc(words.y);
+      above = before.x + __popc(words.x);
+      reinterpret_cast<uint4 *>(s.bins + first)[i] = before;
+    }
     __syncthreads();
-#pragma unroll Keys::UNROLL
-    for (u32 i = threadIdx.x; i < available; i += THREADS) {
-      u64 key = keys.at(i);
+    keys.each([&](u64 key) {
       u32 index = static_cast<u32>(key) - window;
       if (key >= least && index < WINDOW) {
-        u32 word = index / 32, slot = s.before[word / WORDS] + __popc(s.map[word] & ~1u << (index & 31));
-        for (++word; word % WORDS; ++word) slot += __popc(s.map[word]);
+        u32 slot = s.bins[index / 32] + __popc(s.map[index / 32] & ~1u << (index & 31));
         if (slot < k) out[slot] = make_int2(index + window, unordered(key >> 32));
       }
-    }
+    });
     if (window == 0) return;
     __syncthreads();
     clear(s.map);
@@ -468,41 +479,52 @@ __device__ __forceinline__ void select(const float *logits, int stride, const in
   bool few = size <= CAPACITY;
   if (few && rank != 0) return;
 
-  auto prepare = [&]() {
-    if (thread == 0) {
-      s.kept = few ? size : 0;
-      s.low = ~0u;
-      s.high = s.ties = 0;
-    }
-    if (rank != 0) return;
-    clear(s.bins);
-    clear(s.map);
-    for (u32 i = thread; i < workspace_stride; i += THREADS) {
-      if (i == 0) out[i] = k;
-      else if (i == 1) out[i] = wanted;
-      else if (i >= HEADER + 2 * k) out[i] = -1;
-    }
+  if (thread == 0) {
+    s.kept = 0;
+    s.low = ~0u;
+    s.high = s.ties = 0;
+  }
+  auto fill = [&]() {
+    if (thread < HEADER) out[thread] = thread == 0 ? k : wanted;
+    for (u32 i = HEADER + 2 * k + thread; i < workspace_stride; i += THREADS) out[i] = -1;
   };
   u64 bound = 0;
   u32 total = size;
+  Held held;
+  held.valid = 0;
   if (few) {
-    prepare();
-#pragma unroll 2
-    for (u32 at = thread; 4 * at < size; at += THREADS) {
-      float4 vector = vectors[at];
-      kept[4 * at] = composite(vector.x, 4 * at);
-      kept[4 * at + 1] = composite(vector.y, 4 * at + 1);
-      kept[4 * at + 2] = composite(vector.z, 4 * at + 2);
-      kept[4 * at + 3] = composite(vector.w, 4 * at + 3);
+    float4 tiles[CAPACITY / 4 / THREADS];
+#pragma unroll
+    for (u32 i = 0; i < CAPACITY / 4 / THREADS; ++i) {
+      if (4 * (i * THREADS + thread) < size) tiles[i] = vectors[i * THREADS + thread];
     }
+    clear(s.bins);
+    clear(s.map);
+    fill();
+#pragma unroll
+    for (u32 i = 0; i < CAPACITY / 4 / THREADS; ++i) {
+      float four[4] = {tiles[i].x, tiles[i].y, tiles[i].z, tiles[i].w};
+#pragma unroll
+      for (u32 j = 0; j < 4; ++j) {
+        u32 index = 4 * (i * THREADS + thread) + j;
+        held.keys[4 * i + j] = composite(four[j], index);
+        if (index < size) held.valid |= 1 << (4 * i + j);
+      }
+    }
+    __syncthreads();
   } else {
     Sample sample(vectors, size, k);
     Stream<CLUSTER> stream(vectors, ring, size, rank);
-    prepare();
+    if (rank == 0) {
+      clear(s.bins);
+      clear(s.map);
+    }
+    if (CLUSTER == 1) fill();
     bound = sample.bound(s, size, k);
     stream.keep(s, kept, ring, bound, size);
     if (CLUSTER > 1) {
       cluster_arrive();
+      if (rank == CLUSTER - 1) fill();
       cluster_wait();
       if (rank == 0) total = gather<CLUSTER>(s, kept);
       // The others stay until their keys are read.
@@ -512,17 +534,23 @@ __device__ __forceinline__ void select(const float *logits, int stride, const in
         return;
       }
     }
+    __syncthreads();
+    if (CLUSTER == 1) total = s.kept;
+#pragma unroll
+    for (u32 i = 0; i < CAPACITY / THREADS; ++i) {
+      if (i * THREADS + thread >= min(total, CAPACITY)) break;
+      held.keys[i] = kept[i * THREADS + thread];
+      held.valid |= 1 << i;
+    }
   }
-  __syncthreads();
   if (k == 0) return;
-  if (CLUSTER == 1 && !few) total = s.kept;
 
   int2 *pairs = reinterpret_cast<int2 *>(out + HEADER);
   if (few || (total > k && total <= CAPACITY)) {
     u64 least = 0;
-    if (total > k) least = least_of(s, Gathered{kept}, total, size, k, bound >> 32, few ? 32 - DIGIT : 25 - DIGIT);
+    if (total > k) least = least_of(s, held, size, k, bound >> 32, few ? 32 - DIGIT : 25 - DIGIT);
     if (least >= bound) {
-      write_ordered(s, Gathered{kept}, total, size, least, k, pairs);
+      write_ordered(s, held, size, least, k, pairs);
       return;
     }
     __syncthreads();
@@ -530,8 +558,9 @@ __device__ __forceinline__ void select(const float *logits, int stride, const in
     if (thread == 0) s.ties = 0;
     __syncthreads();
   }
-  u64 least = least_of(s, Row{values}, size, size, k, 0, 32 - DIGIT);
-  write_ordered(s, Row{values}, size, size, least, k, pairs);
+  Row all{values, size};
+  u64 least = least_of(s, all, size, k, 0, 32 - DIGIT);
+  write_ordered(s, all, size, least, k, pairs);
 }
 
 #define SELECT(name, cluster, dims)                                                                                     \
