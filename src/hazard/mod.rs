@@ -52,8 +52,21 @@ pub struct Capture {
     pub alive: Option<BTreeSet<u64>>,
     /// Known benign multi-writers: conflicts inside these bytes are counted, not reported.
     pub benign: Vec<Benign>,
+    /// True where nobody knows which tensors its kernels touch: what is not found is not known to be absent.
+    pub blind: bool,
+    /// True where a pointer means every lifetime of its address: two operations are then one hazard at most.
+    pub unmarked: bool,
     /// What a reader should know about the quality of this capture.
     pub warnings: Vec<String>,
+}
+
+impl Capture {
+    /// What identifies a hazard in another analysis of this capture: operations and lifetimes, without marks the
+    /// operations alone.
+    pub fn identity(&self, hazard: &Hazard) -> (u32, u32, u32, u32) {
+        let (first, second, early, late) = hazard.key();
+        if self.unmarked { (first, second, 0, 0) } else { (first, second, early, late) }
+    }
 }
 
 /// One operation of a captured graph.
@@ -86,6 +99,8 @@ pub struct Lifetime {
     pub freed: Option<Site>,
     /// True when the capture itself allocated it: then its first toucher must be its writer.
     pub inside: bool,
+    /// True where no allocator told of it: bytes that copies and memsets name, which nobody is known to have freed.
+    pub untraced: bool,
 }
 
 /// A point in the host's program.
@@ -237,7 +252,7 @@ impl Hazard {
         self.first_lifetime != self.second_lifetime
     }
 
-    /// What identifies the hazard in another analysis of the same capture.
+    /// Both operations, and what each means by the bytes.
     pub fn key(&self) -> (u32, u32, u32, u32) {
         (self.first, self.second, self.first_lifetime, self.second_lifetime)
     }

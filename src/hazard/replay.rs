@@ -4,9 +4,12 @@
 //! their capture and each one's outputs are read before the next replay. This walks a given replay order, remembers
 //! under which lifetime each byte was written last, and names whatever is then read under another one.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
-use super::{Access, Capture};
+use super::{Access, Capture, Lifetime};
 use crate::error::{Error, Result};
 
 /// When the host reads a graph's outputs (what it still holds when the capture ends).
@@ -42,7 +45,8 @@ pub fn replay(captures: &[Capture], order: &[usize], outputs: Outputs) -> Result
             captures.len()
         )));
     }
-    let mut pool = Pool { captures, owners: Owners::default(), found: Vec::new() };
+    let produced = captures.iter().flat_map(|c| c.lifetimes.iter().filter(|l| l.inside).map(|l| (&*c.group, l.key)));
+    let mut pool = Pool { captures, produced: produced.collect(), owners: Owners::default(), found: Vec::new() };
     for (step, &graph) in order.iter().enumerate() {
         pool.read_foreign(graph);
         pool.write(graph);
@@ -56,6 +60,8 @@ pub fn replay(captures: &[Capture], order: &[usize], outputs: Outputs) -> Result
 
 struct Pool<'a> {
     captures: &'a [Capture],
+    /// What some capture allocated itself, by group and key.
+    produced: BTreeSet<(&'a str, u64)>,
     owners: Owners,
     found: Vec<Clobber>,
 }
@@ -64,10 +70,7 @@ impl Pool<'_> {
     /// What `graph` reads of earlier replays must still be there.
     fn read_foreign(&mut self, graph: usize) {
         let capture = &self.captures[graph];
-        let produced: Vec<u64> =
-            self.captures.iter().flat_map(|c| &c.lifetimes).filter(|l| l.inside).map(|l| l.key).collect();
-        for lifetime in first_read(capture).filter(|&l| !capture.lifetimes[l as usize].inside) {
-            let wanted = &capture.lifetimes[lifetime as usize];
+        for wanted in first_read(capture).map(|l| &capture.lifetimes[l as usize]).filter(|l| foreign(l)) {
             let lost = self.owners.over(&wanted.bytes).find(|(_, o)| o.key != wanted.key).map(|(b, o)| (b, o.graph));
             let name = &capture.name;
             if let Some((bytes, by)) = lost {
@@ -76,7 +79,9 @@ impl Pool<'_> {
                     wanted.name, self.captures[by].name
                 );
                 self.add(Clobber { graph, by: Some(by), tensor: wanted.name.clone(), bytes, why });
-            } else if produced.contains(&wanted.key) && self.owners.over(&wanted.bytes).next().is_none() {
+            } else if self.produced.contains(&(&*capture.group, wanted.key))
+                && self.owners.over(&wanted.bytes).next().is_none()
+            {
                 let why = format!("`{name}` reads `{}` before the graph that writes it was replayed", wanted.name);
                 self.add(Clobber { graph, by: None, tensor: wanted.name.clone(), bytes: wanted.bytes.clone(), why });
             }
@@ -85,8 +90,8 @@ impl Pool<'_> {
 
     fn write(&mut self, graph: usize) {
         let capture = &self.captures[graph];
-        for touch in capture.touches.iter().filter(|t| t.access != Access::Read) {
-            let lifetime = &capture.lifetimes[touch.lifetime as usize];
+        let written = capture.touches.iter().filter(|t| t.access != Access::Read);
+        for lifetime in written.map(|t| &capture.lifetimes[t.lifetime as usize]).filter(|l| !l.untraced) {
             self.owners.paint(lifetime.bytes.clone(), Owner { key: lifetime.key, graph });
         }
     }
@@ -109,29 +114,25 @@ impl Pool<'_> {
         }
     }
 
-    /// Buffers from outside the pool that a later capture no longer finds alive.
+    /// Buffers from outside that were freed while the graph was captured, or before a later capture. What an earlier
+    /// graph leaves in the pool may be freed while it is captured: the pool keeps the bytes, and an order tells the rest.
     fn read_freed(&mut self) {
         for (graph, capture) in self.captures.iter().enumerate() {
-            let used: Vec<u32> = first_read(capture).filter(|&l| !capture.lifetimes[l as usize].inside).collect();
-            for later in self.captures[graph + 1..].iter().filter(|later| later.group == capture.group) {
-                let Some(alive) = &later.alive else { continue };
-                for &lifetime in &used {
-                    let buffer = &capture.lifetimes[lifetime as usize];
-                    if alive.contains(&buffer.key) {
-                        continue;
-                    }
-                    let why = format!(
-                        "`{}` still uses `{}`, which was freed before `{}` was captured: anybody may own its bytes now",
-                        capture.name, buffer.name, later.name
-                    );
-                    self.add(Clobber {
-                        graph,
-                        by: None,
-                        tensor: buffer.name.clone(),
-                        bytes: buffer.bytes.clone(),
-                        why,
-                    });
-                }
+            let used: BTreeSet<u32> = capture.touches.iter().map(|t| t.lifetime).collect();
+            let later = || self.captures[graph + 1..].iter().filter(|later| later.group == capture.group);
+            for buffer in used.into_iter().map(|l| &capture.lifetimes[l as usize]).filter(|l| foreign(l)) {
+                let gone = |later: &&Capture| later.alive.as_ref().is_some_and(|alive| !alive.contains(&buffer.key));
+                let itself = buffer.freed.is_some() && !self.produced.contains(&(&*capture.group, buffer.key));
+                let when = match later().find(gone) {
+                    _ if itself => "while it was captured".to_owned(),
+                    Some(later) => format!("before `{}` was captured", later.name),
+                    None => continue,
+                };
+                let why = format!(
+                    "`{}` still uses `{}`, which was freed {when}: anybody may own its bytes now",
+                    capture.name, buffer.name
+                );
+                self.add(Clobber { graph, by: None, tensor: buffer.name.clone(), bytes: buffer.bytes.clone(), why });
             }
         }
     }
@@ -142,6 +143,11 @@ impl Pool<'_> {
             self.found.push(clobber);
         }
     }
+}
+
+/// True for memory that the graph did not allocate and of which an allocator tells.
+fn foreign(lifetime: &Lifetime) -> bool {
+    !lifetime.inside && !lifetime.untraced
 }
 
 /// Lifetimes whose first touch is no certain write: they are read as somebody left them.

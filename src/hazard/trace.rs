@@ -41,6 +41,7 @@ fn lifetime(known: &trace::Lifetime, end: u32) -> Lifetime {
         allocated: site(known.allocated_at.unwrap_or(0)),
         freed: known.freed_at.map(site),
         inside: known.allocated_at.is_some(),
+        untraced: false,
     }
 }
 

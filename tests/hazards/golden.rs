@@ -37,6 +37,7 @@ impl Sketch {
             allocated: site(alive.start),
             freed: Some(site(alive.end)),
             inside: true,
+            untraced: false,
         });
         self
     }

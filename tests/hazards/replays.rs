@@ -60,6 +60,27 @@ fn a_buffer_cached_in_warm_up_and_freed_later() {
 }
 
 #[test]
+fn a_freed_buffer_that_the_graph_writes_first_is_named_too() {
+    let mut graphs = pool();
+    graphs[1].touches[0].access = Access::Write;
+    graphs[2].alive = Some([77].into());
+    let found = replay(&graphs, &[], Outputs::AtOnce).unwrap();
+    assert!(found.len() == 1 && found[0].why.contains("`decode` still uses `state`"), "{found:?}");
+}
+
+#[test]
+fn a_buffer_freed_while_the_graph_is_captured() {
+    let mut decode = pool()[1].clone();
+    decode.lifetimes[0].freed = Some(toolstorm::hazard::Site::default());
+    let found = replay(&[decode.clone()], &[], Outputs::AtOnce).unwrap();
+    assert!(found.len() == 1 && found[0].why.contains("which was freed while it was captured"), "{found:?}");
+    // What an earlier graph leaves in the pool stays the pool's.
+    assert_eq!(replay(&[pool()[0].clone(), decode.clone()], &[], Outputs::AtOnce).unwrap(), []);
+    decode.touches.clear();
+    assert_eq!(replay(&[decode], &[], Outputs::AtOnce).unwrap(), [], "nothing of the graph uses it");
+}
+
+#[test]
 fn a_graph_that_was_not_given_is_an_error() {
     assert!(replay(&pool(), &[3], Outputs::AtOnce).unwrap_err().to_string().contains("names graph 3"));
 }
