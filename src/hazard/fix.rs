@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Analysis, Capture, Hazard, analyse, cause::Cause};
+use super::{Analysis, Capture, Lifetime, analyse, cause::Cause};
 use crate::error::Result;
 
 /// Blocks of the allocator start at multiples of this.
 const ALIGNMENT: u64 = 512;
+/// Memory that nobody has is looked for below this address.
+const ADDRESSES: u64 = 1 << 60;
 
 /// A way to remove a hazard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,16 +83,18 @@ pub struct Changed {
     pub capture: Capture,
     extra_bytes: u64,
     waits: usize,
+    /// Lifetimes that were given other bytes.
+    moved: usize,
 }
 
 fn verify(analysis: &Analysis, cause: &Cause, remedy: Remedy, changed: &Changed, capture: &Capture) -> Result<Fix> {
     let again = analyse(&changed.capture)?;
-    let remaining: BTreeSet<_> = again.hazards.iter().map(Hazard::key).collect();
-    let before: BTreeSet<_> = analysis.hazards.iter().map(Hazard::key).collect();
-    let left = cause.hazards.iter().filter(|&&i| remaining.contains(&analysis.hazards[i].key())).count();
+    let remaining: BTreeSet<_> = again.hazards.iter().map(|h| capture.identity(h)).collect();
+    let before: BTreeSet<_> = analysis.hazards.iter().map(|h| capture.identity(h)).collect();
+    let left = cause.hazards.iter().filter(|&&i| remaining.contains(&capture.identity(&analysis.hazards[i]))).count();
     Ok(Fix {
         remedy,
-        what: describe(capture, analysis, cause, remedy),
+        what: describe(capture, analysis, cause, remedy, changed.moved),
         removed: cause.hazards.len() - left,
         left,
         added: remaining.difference(&before).count(),
@@ -99,7 +103,7 @@ fn verify(analysis: &Analysis, cause: &Cause, remedy: Remedy, changed: &Changed,
     })
 }
 
-fn describe(capture: &Capture, analysis: &Analysis, cause: &Cause, remedy: Remedy) -> String {
+fn describe(capture: &Capture, analysis: &Analysis, cause: &Cause, remedy: Remedy, moved: usize) -> String {
     let head = &analysis.hazards[cause.hazards[0]];
     let [first, second] = [head.first, head.second].map(|n| &capture.nodes[n as usize].kernel);
     let user = match capture.nodes[head.first as usize].stream.and_then(|s| capture.streams.get(s as usize)) {
@@ -109,6 +113,9 @@ fn describe(capture: &Capture, analysis: &Analysis, cause: &Cause, remedy: Remed
     let tensor = &cause.tensor;
     match remedy {
         Remedy::HoldUntilJoin => format!("keep the reference to `{tensor}` until the join"),
+        Remedy::PersistentBuffer if moved > 1 => {
+            format!("allocate `{tensor}` before the capture, one for each of its {moved} allocations")
+        }
         Remedy::PersistentBuffer => format!("allocate `{tensor}` once, before the capture"),
         Remedy::RecordStream => format!("call record_stream on `{tensor}` for {user}"),
         Remedy::Event => format!("record an event after `{first}` and wait for it before `{second}`"),
@@ -131,17 +138,19 @@ pub fn apply(capture: &Capture, analysis: &Analysis, cause: &Cause, remedy: Reme
         return None;
     }
     let sizes = || recycled.iter().map(|&l| size(capture, l));
+    let sum = || sizes().fold(0, u64::saturating_add);
     match remedy {
         Remedy::HoldUntilJoin => {
-            let joins: Vec<u32> = recycled.iter().map(|&l| join(capture, analysis, l)).collect::<Option<_>>()?;
+            let joins = joins(capture, analysis, &recycled)?;
             let moved = recycled.iter().zip(joins).flat_map(|(&l, join)| reusers(capture, l, join)).collect();
-            Some(Changed { capture: relocate(capture, &moved), extra_bytes: sizes().max()?, waits: 0 })
+            relocate(capture, &moved, sizes().max()?)
         }
         Remedy::RecordStream => {
             let moved = recycled.iter().flat_map(|&l| reusers(capture, l, u32::MAX)).collect();
-            Some(Changed { capture: relocate(capture, &moved), extra_bytes: sizes().sum(), waits: 0 })
+            relocate(capture, &moved, sum())
         }
-        _ => Some(Changed { capture: relocate(capture, &recycled), extra_bytes: sizes().max()?, waits: 0 }),
+        // Each of the lifetimes has memory of its own: one buffer for all would need their order as well.
+        _ => relocate(capture, &recycled, sum()),
     }
 }
 
@@ -150,15 +159,22 @@ fn size(capture: &Capture, lifetime: u32) -> u64 {
     (bytes.end - bytes.start).next_multiple_of(ALIGNMENT)
 }
 
-/// The first operation, in host order, that is ordered after every use of the lifetime and comes after its drop.
-fn join(capture: &Capture, analysis: &Analysis, lifetime: u32) -> Option<u32> {
-    let uses: Vec<u32> = capture.touches.iter().filter(|t| t.lifetime == lifetime).map(|t| t.node).collect();
-    let from = capture.lifetimes[lifetime as usize].freed.as_ref()?.node;
-    let owner = capture.lifetimes[lifetime as usize].stream;
-    (from..capture.nodes.len() as u32).find(|&node| {
-        let same_stream = owner.is_none() || capture.nodes[node as usize].stream == owner;
-        same_stream && uses.iter().all(|&used| analysis.order.before(used, node))
-    })
+/// For each lifetime the first operation, in host order, that is ordered after every use of it and comes after its drop.
+fn joins(capture: &Capture, analysis: &Analysis, lifetimes: &BTreeSet<u32>) -> Option<Vec<u32>> {
+    let mut uses: BTreeMap<u32, Vec<u32>> = lifetimes.iter().map(|&l| (l, Vec::new())).collect();
+    for touch in &capture.touches {
+        if let Some(nodes) = uses.get_mut(&touch.lifetime) {
+            nodes.push(touch.node);
+        }
+    }
+    let join = |(lifetime, uses): (u32, Vec<u32>)| {
+        let Lifetime { freed, stream: owner, .. } = &capture.lifetimes[lifetime as usize];
+        (freed.as_ref()?.node..capture.nodes.len() as u32).find(|&node| {
+            let same_stream = owner.is_none() || capture.nodes[node as usize].stream == *owner;
+            same_stream && uses.iter().all(|&used| analysis.order.before(used, node))
+        })
+    };
+    uses.into_iter().map(join).collect()
 }
 
 /// Lifetimes that were given bytes of `lifetime` after its drop and no later than at node `until`.
@@ -172,8 +188,9 @@ fn reusers(capture: &Capture, lifetime: u32, until: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The same graph with the given lifetimes in memory that nobody else has.
-fn relocate(capture: &Capture, moved: &BTreeSet<u32>) -> Capture {
+/// The same graph, for `extra_bytes` more, with the given lifetimes in memory that nobody else has; none where there is
+/// no room for them.
+fn relocate(capture: &Capture, moved: &BTreeSet<u32>, extra_bytes: u64) -> Option<Changed> {
     let mut changed = capture.clone();
     let mut fresh = capture.lifetimes.iter().map(|l| l.bytes.end).max().unwrap_or(0).next_multiple_of(ALIGNMENT);
     let mut shift = BTreeMap::new();
@@ -183,13 +200,16 @@ fn relocate(capture: &Capture, moved: &BTreeSet<u32>) -> Capture {
         shift.insert(lifetime, (bytes.start, fresh));
         *bytes = fresh..fresh + length;
         fresh = (fresh + length).next_multiple_of(ALIGNMENT);
+        if fresh > ADDRESSES {
+            return None;
+        }
     }
     for touch in &mut changed.touches {
         if let Some(&(from, to)) = shift.get(&touch.lifetime) {
             touch.region.base = to + touch.region.base.saturating_sub(from);
         }
     }
-    changed
+    Some(Changed { capture: changed, extra_bytes, waits: 0, moved: moved.len() })
 }
 
 /// One event per pair of chains and lifetimes: from the last early operation to the first late one.
@@ -215,5 +235,5 @@ fn with_events(capture: &Capture, analysis: &Analysis, cause: &Cause) -> Changed
     }
     let mut changed = capture.clone();
     changed.edges.extend(&edges);
-    Changed { capture: changed, extra_bytes: 0, waits: edges.len() }
+    Changed { capture: changed, extra_bytes: 0, waits: edges.len(), moved: 0 }
 }

@@ -9,6 +9,9 @@ use super::{
 };
 use crate::error::Result;
 
+/// Mistakes of one graph whose fixes are tried: each costs four analyses of the whole graph.
+const TRIED: usize = 50;
+
 /// One analysed graph.
 #[derive(Debug)]
 pub struct Graph {
@@ -115,18 +118,22 @@ impl Graph {
     }
 }
 
-/// Analyses one capture, explains what it finds and verifies the fixes.
-pub fn examine(capture: Capture) -> Result<Graph> {
+/// Analyses one capture, explains what it finds and verifies the fixes of the gravest mistakes.
+pub fn examine(mut capture: Capture) -> Result<Graph> {
     let analysis = analyse(&capture).map_err(|e| e.within(&capture.name))?;
     let schedule = Schedule::new(&capture, &analysis.order);
     let mut causes = causes(&capture, &analysis);
     let solved = causes
         .iter()
+        .take(TRIED)
         .map(|cause| fixes(&capture, &analysis, cause))
         .collect::<Result<Vec<_>>>()
         .map_err(|e| e.within(&capture.name))?;
     for (cause, fixes) in causes.iter_mut().zip(solved) {
         cause.fixes = fixes;
+    }
+    if causes.len() > TRIED {
+        capture.warnings.push(format!("mistakes whose fixes were not tried: {}", causes.len() - TRIED));
     }
     Ok(Graph { capture, analysis, causes, schedule })
 }

@@ -114,6 +114,42 @@ fn write_after_write() {
 }
 
 #[test]
+fn a_persistent_buffer_is_priced_as_it_was_verified() {
+    let sketch = recycled(Access::Read, Access::Write);
+    let again = sketch
+        .op("produce", 0)
+        .op("use", 1)
+        .op("reuse", 0)
+        .wait(4, 5)
+        .tensor("scratch", 2048..3072, 4..6)
+        .tensor("next", 2048..2560, 6..7)
+        .touch(4, 2, Access::Write)
+        .touch(5, 2, Access::Read)
+        .touch(6, 3, Access::Write);
+    let graph = again.graph();
+    let [cause] = graph.causes.as_slice() else { panic!("{:?}", graph.causes) };
+    let fix = cause.fixes.iter().find(|f| f.remedy == Remedy::PersistentBuffer).expect("it applies");
+    assert!(fix.verified());
+    assert_eq!(fix.what, "allocate `scratch` before the capture, one for each of its 2 allocations");
+    assert_eq!(fix.extra_bytes, 2 * 1024);
+}
+
+#[test]
+fn fixes_of_the_first_mistakes_are_tried() {
+    let mut sketch = Sketch::new("many").op("fork", 0);
+    for mistake in 0..60 {
+        let at = mistake as u32 * 2 + 1;
+        let bytes = mistake * 64..mistake * 64 + 64;
+        sketch = sketch.op("produce", 1).op("consume", 0).tensor(&format!("t{mistake}"), bytes, 0..200);
+        sketch = sketch.touch(at, mistake as u32, Access::Write).touch(at + 1, mistake as u32, Access::Read);
+    }
+    let graph = sketch.graph();
+    assert_eq!(graph.causes.len(), 60);
+    assert_eq!(graph.causes.iter().take_while(|c| !c.fixes.is_empty()).count(), 50);
+    assert_eq!(graph.capture.warnings, ["mistakes whose fixes were not tried: 10"]);
+}
+
+#[test]
 fn unknown_touches() {
     let mut sketch = recycled(Access::Unknown, Access::Unknown);
     for touch in &mut sketch.0.touches {
