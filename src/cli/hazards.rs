@@ -94,13 +94,14 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         }
         return Ok(exit::PASS);
     }
-    let Found { captures, missing, warnings } = if args.launch {
+    let Found { captures, mut missing, warnings } = if args.launch {
         launch::captures(args, console)?
     } else if args.capture.is_empty() && args.files.is_empty() {
         Found { captures: engine(args, console)?, ..Found::default() }
     } else {
         captures::read(args.capture.iter().chain(&args.files).map(PathBuf::as_path))?
     };
+    missing += captures.iter().filter(|capture| capture.blind).count() as u64;
     let order = replay_order(&args.replay_order, &captures)?;
     let outputs = if args.outputs_read_late { Outputs::AfterNext } else { Outputs::AtOnce };
     let clobbers = replay(&captures, &order, outputs)?;

@@ -31,7 +31,7 @@ pub(super) struct Mark {
 pub(super) struct Tally {
     /// Pointers for which two lifetimes were alive in the stretch; the newer was taken.
     pub ambiguous: usize,
-    /// Pointers into memory of the capture that nobody owned in the stretch: left-over bytes, or a use after free.
+    /// Plain parameters into memory of the capture that nobody owned in the stretch: a use after free.
     pub dangling: usize,
 }
 
@@ -70,8 +70,9 @@ impl<'a> Attribution<'a> {
         low..high
     }
 
-    /// The lifetime that `pointer` means as a parameter of `node`; call with nodes in ascending order.
-    pub(super) fn lifetime(&mut self, node: u32, pointer: u64) -> Option<u32> {
+    /// The lifetime that `pointer` means as a parameter of `node`; call with nodes in ascending order. What was free is
+    /// the last owner's where the pointer is `firm`, and left-over bytes where it is not.
+    pub(super) fn lifetime(&mut self, node: u32, pointer: u64, firm: bool) -> Option<u32> {
         let stretch = self.stretch(node);
         self.advance(stretch.end);
         let (_, &(end, newest)) = self.newest.range(..=pointer).next_back()?;
@@ -79,8 +80,8 @@ impl<'a> Attribution<'a> {
             return None;
         }
         if self.spans[newest as usize].until <= stretch.start {
-            self.tally.dangling += 1;
-            return None;
+            self.tally.dangling += usize::from(firm);
+            return firm.then_some(newest);
         }
         self.tally.ambiguous += usize::from(self.shadowed[newest as usize] > stretch.start);
         Some(newest)
@@ -94,6 +95,9 @@ impl<'a> Attribution<'a> {
     }
 
     fn paint(&mut self, bytes: Range<u64>, lifetime: u32) {
+        if bytes.is_empty() {
+            return;
+        }
         let first = self.newest.range(..=bytes.start).next_back().map_or(bytes.start, |(&s, _)| s);
         let overlapped: Vec<(u64, (u64, u32))> = self
             .newest

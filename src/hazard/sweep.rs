@@ -25,6 +25,8 @@ pub struct Analysis {
     pub benign: u64,
     /// Conflicting pairs beyond the limit of the list.
     pub omitted: u64,
+    /// Unordered uses of one tensor, pair by pair, of which nobody knows whether one writes.
+    pub unjudged: u64,
 }
 
 /// Analyses one capture.
@@ -36,8 +38,8 @@ pub fn analyse(capture: &Capture) -> Result<Analysis> {
     for &node in order.topological() {
         finder.visit(node);
     }
-    let Finder { found, benign, omitted, .. } = finder;
-    Ok(Analysis { hazards: found.into_values().collect(), order, benign, omitted })
+    let Finder { found, benign, omitted, unjudged, .. } = finder;
+    Ok(Analysis { hazards: found.into_values().collect(), order, benign, omitted, unjudged })
 }
 
 fn check(capture: &Capture) -> Result<()> {
@@ -65,6 +67,7 @@ struct Finder<'a> {
     candidates: Vec<u32>,
     benign: u64,
     omitted: u64,
+    unjudged: u64,
 }
 
 impl<'a> Finder<'a> {
@@ -86,6 +89,7 @@ impl<'a> Finder<'a> {
             candidates: Vec::new(),
             benign: 0,
             omitted: 0,
+            unjudged: 0,
         }
     }
 
@@ -132,7 +136,10 @@ impl<'a> Finder<'a> {
 
     fn weigh(&mut self, a: &Touch, b: &Touch) {
         let (first, second) = if (a.node, a.lifetime) <= (b.node, b.lifetime) { (a, b) } else { (b, a) };
-        let Some((kind, likely, likelihood)) = judge(first, second) else { return };
+        let Some((kind, likely, likelihood)) = judge(first, second) else {
+            self.unjudged += u64::from(Kind::of(first.access, second.access).is_some());
+            return;
+        };
         let overlap = Overlap::of(&first.region, &second.region, &self.capture.benign);
         if overlap.shared == 0 {
             self.benign += u64::from(overlap.benign > 0);
@@ -150,10 +157,11 @@ impl<'a> Finder<'a> {
             shared: overlap.shared,
             likelihood,
         };
-        if let Some(known) = self.found.get_mut(&hazard.key()) {
+        let identity = self.capture.identity(&hazard);
+        if let Some(known) = self.found.get_mut(&identity) {
             merge(known, &hazard);
         } else if self.found.len() < LISTED {
-            self.found.insert(hazard.key(), hazard);
+            self.found.insert(identity, hazard);
         } else {
             self.omitted += 1;
         }

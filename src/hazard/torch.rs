@@ -4,7 +4,11 @@
 //! allocator's trace, and marks that tie the two together. Pointers sit anywhere in the parameter bytes, 8-byte
 //! aligned; each that falls into a lifetime alive at its node's moment is a touch of that lifetime.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::LazyLock,
+};
 
 use serde::Deserialize;
 
@@ -26,6 +30,14 @@ pub const SITECUSTOMIZE: &str = include_str!("sitecustomize.py");
 const FORMAT: &str = "toolstorm-capture/1";
 /// Without marks a pointer means every lifetime of its address: beyond this many touches that means nothing any more.
 const UNMARKED_LIMIT: usize = 4_000_000;
+/// First byte beyond what a GPU can address; sums of what lies below it cannot overflow.
+const ADDRESSES: u64 = 1 << 57;
+/// Rows are walked one by one where two regions meet: of more than this many the gaps count as touched as well.
+const ROWS: u64 = 1 << 20;
+/// Kinds of nodes that are read, or that touch no memory of the device.
+const UNDERSTOOD: [&str; 8] = ["kernel", "memcpy", "memset", "graph", "empty", "host", "event_record", "wait_event"];
+/// What stands before or after the several first or last nodes of a child graph.
+static JOIN: LazyLock<RawNode> = LazyLock::new(|| RawNode { kind: "empty".to_owned(), ..RawNode::default() });
 
 /// A capture file, as written.
 #[derive(Debug, Deserialize)]
@@ -51,7 +63,7 @@ struct File {
     warnings: Vec<String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct RawNode {
     kind: String,
     #[serde(default)]
@@ -113,11 +125,11 @@ pub fn read(text: &str, name: &str) -> Result<Capture> {
     Pool::default().read(text, name)
 }
 
-/// Reads captures of one pool, in the order in which they were captured.
+/// Reads captures of one program, in the order in which they were captured; each process has a pool of its own.
 #[derive(Debug, Default)]
 pub struct Pool {
-    /// Identity, by address and size, of what was alive when the capture before ended.
-    keys: BTreeMap<(u64, u64), u64>,
+    /// By process: identity, by address and size, of what was alive when the capture before ended.
+    keys: BTreeMap<String, BTreeMap<(u64, u64), u64>>,
     next: u64,
 }
 
@@ -141,14 +153,21 @@ impl Pool {
             ..Capture::default()
         };
         let flat = Flat::of(file)?;
-        let axis = Axis::of(file, &flat, &mut capture.warnings)?;
+        flat.warn(&mut capture.warnings);
+        let mut axis = Axis::of(file, &flat, &mut capture.warnings)?;
         let pointers = flat.nodes.iter().map(|(_, node)| pointers(node)).collect::<Result<Vec<_>>>()?;
+        capture.blind = axis.spans.is_empty() && pointers.iter().any(|found| !found.is_empty());
+        if capture.blind {
+            capture.warnings.push(BLIND.to_owned());
+        }
+        capture.unmarked = axis.marks.is_empty() && !axis.spans.is_empty();
+        axis.adopt(&flat, &pointers, &mut capture.warnings);
         capture.nodes = flat.nodes.iter().map(|(_, node)| Node { kernel: label(node), ..Node::default() }).collect();
-        capture.lifetimes = self.identify(&axis);
+        capture.lifetimes = self.identify(&axis, file);
         if file.live.is_some() {
             capture.alive = Some(capture.lifetimes.iter().filter(|l| !l.inside).map(|l| l.key).collect());
         }
-        if axis.marks.is_empty() && !axis.spans.is_empty() {
+        if capture.unmarked {
             capture.warnings.push(UNMARKED.to_owned());
             attribute_to_all(&mut capture, &axis, &pointers)?;
         } else {
@@ -161,16 +180,18 @@ impl Pool {
     }
 
     /// The capture's lifetimes, those that earlier captures left alive under their old identity.
-    fn identify(&mut self, axis: &Axis) -> Vec<Lifetime> {
+    fn identify(&mut self, axis: &Axis, file: &File) -> Vec<Lifetime> {
+        let Self { keys: pools, next } = self;
+        let before = pools.entry(file.process.clone().unwrap_or_default()).or_default();
         let mut keys = BTreeMap::new();
         let mut lifetimes = Vec::with_capacity(axis.spans.len());
-        for ((span, born), died) in axis.spans.iter().zip(&axis.births).zip(&axis.deaths) {
+        for (index, ((span, born), died)) in axis.spans.iter().zip(&axis.births).zip(&axis.deaths).enumerate() {
             let place = (span.bytes.start, span.bytes.end - span.bytes.start);
             let inside = span.from > 0;
-            let known = self.keys.get(&place).copied().filter(|_| !inside);
+            let known = before.get(&place).copied().filter(|_| !inside);
             let key = known.unwrap_or_else(|| {
-                self.next += 1;
-                self.next
+                *next += 1;
+                *next
             });
             if died.is_none() {
                 keys.insert(place, key);
@@ -181,16 +202,25 @@ impl Pool {
                 allocated: born.clone(),
                 freed: died.clone(),
                 inside,
+                untraced: index < axis.untraced,
                 ..Lifetime::default()
             });
         }
-        self.keys = keys;
+        if file.live.is_some() {
+            *before = keys;
+        } else {
+            // A capture that does not say what is alive ends nothing.
+            before.extend(keys);
+        }
         lifetimes
     }
 }
 
 const UNMARKED: &str = "the capture has no marks, so a pointer means every lifetime of its address: expect false \
                         hazards, and export again with marks to be rid of them";
+
+const BLIND: &str = "the capture holds no trace of the allocator, so nobody knows which tensors its kernels touch; only \
+                     copies and memsets are analysed: export it with the memory history on";
 
 /// The graph with child graphs inlined; each node with the index of its top-level node.
 struct Flat<'a> {
@@ -208,8 +238,21 @@ impl<'a> Flat<'a> {
         Ok(flat)
     }
 
-    /// Inlines one graph and returns its first and its last nodes.
-    fn inline(&mut self, nodes: &'a [RawNode], edges: &[(u32, u32)], top: Option<u32>) -> Result<(Vec<u32>, Vec<u32>)> {
+    /// Says which nodes may touch memory that nobody sees.
+    fn warn(&self, warnings: &mut Vec<String>) {
+        let mut strange: BTreeMap<&str, usize> = BTreeMap::new();
+        for kind in self.nodes.iter().map(|(_, node)| node.kind.as_str()).filter(|k| !UNDERSTOOD.contains(k)) {
+            *strange.entry(kind).or_default() += 1;
+        }
+        let said = strange.iter().map(|(kind, count)| {
+            format!("nodes of kind {kind} are not understood and count as touching nothing: {count}")
+        });
+        warnings.extend(said);
+    }
+
+    /// Inlines one graph and returns its first and its last node. A child graph with several is given one: pairs of
+    /// them would grow with the square of its width.
+    fn inline(&mut self, nodes: &'a [RawNode], edges: &[(u32, u32)], top: Option<u32>) -> Result<(u32, u32)> {
         let mut ends = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
             let at = self.nodes.len() as u32;
@@ -219,7 +262,7 @@ impl<'a> Flat<'a> {
             let top = top.unwrap_or(index as u32);
             if node.nodes.is_empty() {
                 self.nodes.push((top, node));
-                ends.push((vec![at], vec![at]));
+                ends.push((at, at));
             } else {
                 ends.push(self.inline(&node.nodes, &node.edges, Some(top))?);
             }
@@ -231,11 +274,24 @@ impl<'a> Flat<'a> {
                 return Err(Error::usage(message));
             };
             (has_after[a as usize], has_before[b as usize]) = (true, true);
-            self.edges.extend(from.1.iter().flat_map(|&f| to.0.iter().map(move |&t| (f, t))));
+            self.edges.push((from.1, to.0));
         }
-        let firsts = ends.iter().zip(&has_before).filter(|(_, before)| !**before).flat_map(|(e, _)| e.0.clone());
-        let lasts = ends.iter().zip(&has_after).filter(|(_, after)| !**after).flat_map(|(e, _)| e.1.clone());
-        Ok((firsts.collect(), lasts.collect()))
+        let Some(top) = top else { return Ok((0, 0)) };
+        let firsts: Vec<u32> = ends.iter().zip(has_before).filter(|(_, before)| !before).map(|(e, _)| e.0).collect();
+        let lasts: Vec<u32> = ends.iter().zip(has_after).filter(|(_, after)| !after).map(|(e, _)| e.1).collect();
+        let first = self.gather(top, &firsts, |join, node| (join, node));
+        Ok((first, self.gather(top, &lasts, |join, node| (node, join))))
+    }
+
+    /// The only one of `nodes`, or a new node that `edge` ties to each of them.
+    fn gather(&mut self, top: u32, nodes: &[u32], edge: impl Fn(u32, u32) -> (u32, u32)) -> u32 {
+        if let [only] = nodes {
+            return *only;
+        }
+        let join = self.nodes.len() as u32;
+        self.nodes.push((top, &*JOIN));
+        self.edges.extend(nodes.iter().map(|&node| edge(join, node)));
+        join
     }
 }
 
@@ -243,6 +299,8 @@ impl<'a> Flat<'a> {
 struct Axis {
     events: u32,
     spans: Vec<Span>,
+    /// How many of them, from the first, no allocator told of.
+    untraced: usize,
     births: Vec<Site>,
     deaths: Vec<Option<Site>>,
     marks: Vec<Mark>,
@@ -256,6 +314,7 @@ impl Axis {
         let mut axis = Self {
             events: trace.len() as u32,
             spans: Vec::new(),
+            untraced: 0,
             births: Vec::new(),
             deaths: Vec::new(),
             marks: marks.marks.iter().map(|m| m.0).collect(),
@@ -277,7 +336,7 @@ impl Axis {
     }
 
     fn birth(&mut self, block: &Event, from: u32, site: Site, alive: &mut BTreeMap<u64, usize>) -> Result<()> {
-        let end = block.addr.checked_add(block.size).ok_or_else(|| {
+        let end = block.addr.checked_add(block.size).filter(|&end| end <= ADDRESSES).ok_or_else(|| {
             Error::usage(format!(
                 "allocation of {} bytes at {:#x} ends beyond the address space",
                 block.size, block.addr
@@ -289,6 +348,50 @@ impl Axis {
         self.deaths.push(None);
         Ok(())
     }
+
+    /// Copies and memsets name their bytes exactly: where no lifetime holds them, each run of them is one.
+    fn adopt(&mut self, flat: &Flat, pointers: &[Vec<Pointer>], warnings: &mut Vec<String>) {
+        let mut attribution = Attribution::new(&self.spans, &self.marks, self.events);
+        let mut strange: Vec<Range<u64>> = Vec::new();
+        for (found, (top, _)) in pointers.iter().zip(&flat.nodes) {
+            for (pointer, region) in found.iter().filter_map(|p| Some((p, p.region?))).filter(|(_, r)| !r.is_empty()) {
+                if attribution.lifetime(*top, pointer.address, true).is_none() {
+                    strange.push(region.span());
+                }
+            }
+        }
+        if !strange.is_empty() {
+            warnings.push(format!(
+                "operands of copies and memsets in memory that the allocator's trace does not hold: {}; each run of \
+                 such bytes is taken for one tensor",
+                strange.len()
+            ));
+        }
+        let runs = runs(strange);
+        self.untraced = runs.len();
+        self.births.splice(0..0, runs.iter().map(|_| Site::default()));
+        self.deaths.splice(0..0, runs.iter().map(|_| None));
+        self.spans.splice(0..0, runs.into_iter().map(|bytes| Span { bytes, from: 0, until: u32::MAX }));
+    }
+
+    /// True where `pointer`, found in a lifetime, may be an address of it: where no allocator vouches for the lifetime,
+    /// only a plain parameter is.
+    fn vouches(&self, lifetime: u32, pointer: &Pointer) -> bool {
+        pointer.firm || lifetime as usize >= self.untraced
+    }
+}
+
+/// Ranges that overlap as one.
+fn runs(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match runs.last_mut().filter(|last| range.start < last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => runs.push(range),
+        }
+    }
+    runs
 }
 
 /// Marks whose counts the trace confirms, each with the user's stack at that moment.
@@ -323,9 +426,11 @@ impl Marks {
         }
         if strangers > 0 {
             warnings.push(format!(
-                "{strangers} of {} marks count allocator events that the trace does not hold; they are ignored",
+                "{strangers} of {} marks count allocator events that the trace does not hold, so none is trusted",
                 file.marks.len()
             ));
+            // The others would meet counts of the trace by chance.
+            marks.clear();
         }
         marks.sort_by_key(|(mark, _)| (mark.nodes, mark.events));
         Self { marks }
@@ -375,22 +480,30 @@ struct Pointer {
 
 fn pointers(node: &RawNode) -> Result<Vec<Pointer>> {
     let blobs = node.params.iter().map(|text| unhex(text)).collect::<Result<Vec<_>>>()?;
-    let exact = |index: usize, access| -> Result<Option<Pointer>> {
-        let Some(address) = blobs.get(index).and_then(|b| words(b).next()) else { return Ok(None) };
-        let len = node.bytes.unwrap_or(1);
-        let stride = node.pitch.get(index).copied().filter(|&p| p >= len).unwrap_or(len);
-        let region = Region { base: address, row_stride: stride, len, rows: node.rows.unwrap_or(1) };
-        let end = region.rows.checked_mul(stride).and_then(|span| span.checked_add(address));
-        if end.is_none() {
-            return Err(Error::usage(format!("a {} at {address:#x} ends beyond the address space", node.kind)));
-        }
-        Ok(Some(Pointer { address, region: Some(region), access, sure: true, firm: true }))
-    };
     match node.kind.as_str() {
-        "memcpy" => Ok([exact(0, Access::Read)?, exact(1, Access::Write)?].into_iter().flatten().collect()),
-        "memset" => Ok(exact(0, Access::Write)?.into_iter().collect()),
+        "memcpy" => {
+            let ends = [exact(node, &blobs, 0, Access::Read)?, exact(node, &blobs, 1, Access::Write)?];
+            Ok(ends.into_iter().flatten().collect())
+        }
+        "memset" => Ok(exact(node, &blobs, 0, Access::Write)?.into_iter().collect()),
         _ => Ok(parameters(node, &blobs)),
     }
+}
+
+/// One side of a copy, or what a memset fills; none where it lies in the host's memory.
+fn exact(node: &RawNode, blobs: &[Vec<u8>], index: usize, access: Access) -> Result<Option<Pointer>> {
+    let Some(address) = blobs.get(index).and_then(|b| words(b).next()).filter(|&a| a != 0) else { return Ok(None) };
+    let (len, rows) = (node.bytes.unwrap_or(1), node.rows.unwrap_or(1));
+    let stride = node.pitch.get(index).copied().filter(|&p| p >= len).unwrap_or(len);
+    let end = rows.checked_mul(stride).and_then(|span| span.checked_add(address)).filter(|&end| end <= ADDRESSES);
+    if end.is_none() {
+        return Err(Error::usage(format!("a {} at {address:#x} ends beyond the address space", node.kind)));
+    }
+    let mut region = Region { base: address, row_stride: stride, len, rows };
+    if rows > ROWS {
+        region = Region::contiguous(address, region.span().end - address);
+    }
+    Ok(Some(Pointer { address, region: Some(region), access, sure: true, firm: true }))
 }
 
 fn parameters(node: &RawNode, blobs: &[Vec<u8>]) -> Vec<Pointer> {
@@ -446,7 +559,11 @@ fn attribute(capture: &mut Capture, axis: &Axis, flat: &Flat, pointers: &[Vec<Po
         let mut touched: BTreeMap<u32, Touch> = BTreeMap::new();
         let mut exact = Vec::new();
         for pointer in found {
-            let Some(lifetime) = attribution.lifetime(*top, pointer.address) else { continue };
+            let Some(lifetime) =
+                attribution.lifetime(*top, pointer.address, pointer.firm).filter(|&l| axis.vouches(l, pointer))
+            else {
+                continue;
+            };
             let touch = touch(capture, node as u32, lifetime, pointer);
             if pointer.region.is_some() {
                 exact.push(touch);
@@ -468,6 +585,12 @@ fn attribute(capture: &mut Capture, axis: &Axis, flat: &Flat, pointers: &[Vec<Po
             tally.ambiguous
         ));
     }
+    if tally.dangling > 0 {
+        capture.warnings.push(format!(
+            "pointers into memory that was free when their operation was enqueued: {}; each is taken for the last owner's",
+            tally.dangling
+        ));
+    }
 }
 
 fn touch(capture: &Capture, node: u32, lifetime: u32, pointer: &Pointer) -> Touch {
@@ -483,12 +606,9 @@ fn attribute_to_all(capture: &mut Capture, axis: &Axis, pointers: &[Vec<Pointer>
     let mut owners: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for (node, found) in pointers.iter().enumerate() {
         for pointer in found.iter().filter(|p| (low..high).contains(&p.address)) {
-            let lifetimes = owners.entry(pointer.address).or_insert_with(|| {
-                (0..axis.spans.len() as u32)
-                    .filter(|&s| axis.spans[s as usize].bytes.contains(&pointer.address))
-                    .collect()
-            });
-            let touches: Vec<Touch> = lifetimes.iter().map(|&l| touch(capture, node as u32, l, pointer)).collect();
+            let lifetimes = owners.entry(pointer.address).or_insert_with(|| holders(&axis.spans, pointer.address));
+            let vouched = lifetimes.iter().filter(|&&l| axis.vouches(l, pointer));
+            let touches: Vec<Touch> = vouched.map(|&l| touch(capture, node as u32, l, pointer)).collect();
             capture.touches.extend(touches);
         }
         if capture.touches.len() > UNMARKED_LIMIT {
@@ -496,6 +616,17 @@ fn attribute_to_all(capture: &mut Capture, axis: &Axis, pointers: &[Vec<Pointer>
         }
     }
     Ok(())
+}
+
+/// Of the lifetimes that hold `address` the first and the last of each extent: two operations that share bytes under any
+/// two lifetimes do so under two of these.
+fn holders(spans: &[Span], address: u64) -> Vec<u32> {
+    let mut extents: BTreeMap<(u64, u64), [u32; 2]> = BTreeMap::new();
+    for (at, Span { bytes, .. }) in spans.iter().enumerate().filter(|(_, s)| s.bytes.contains(&address)) {
+        extents.entry((bytes.start, bytes.end)).or_insert([at as u32; 2])[1] = at as u32;
+    }
+    let kept: BTreeSet<u32> = extents.into_values().flatten().collect();
+    kept.into_iter().collect()
 }
 
 /// A fresh allocation holds nothing worth reading: whoever touches it first writes it.

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use toolstorm::hazard::{Graph, Kind, Likelihood, examine, fix::Remedy, torch};
 
-fn text(name: &str) -> String {
+pub(crate) fn text(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/captures").join(format!("{name}.json"));
     fs::read_to_string(path).expect("a committed capture")
 }

@@ -4,5 +4,6 @@ mod captures;
 mod engine;
 mod exporter;
 mod golden;
+mod inputs;
 mod outputs;
 mod replays;

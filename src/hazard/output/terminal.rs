@@ -190,6 +190,10 @@ fn summary(text: &mut String, graph: &Graph) {
     if analysis.benign > 0 {
         let _ = write!(row, ", {} in known benign bytes", count(analysis.benign as usize, "conflict"));
     }
+    if analysis.unjudged > 0 {
+        let _ =
+            write!(row, ", {} of one tensor that may be reads", count(analysis.unjudged as usize, "unordered pair"));
+    }
     line(text, &row);
 }
 
