@@ -3,6 +3,7 @@
 mod captures;
 mod engine;
 mod exporter;
+mod folders;
 mod golden;
 mod inputs;
 mod outputs;

@@ -1,10 +1,6 @@
 //! Capture files, and the folders of them that programs leave behind.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::{
     error::{Error, Result},
@@ -22,28 +18,42 @@ pub(super) struct Found {
     pub warnings: Vec<String>,
 }
 
-/// Reads files of one pool, and folders of files; `-` is stdin.
+/// Reads files of one program, and folders of files; `-` is stdin.
 pub(super) fn read<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Found> {
-    let (mut found, mut pool) = (Found::default(), torch::Pool::default());
-    let paths: Vec<&Path> = paths.collect();
-    for &path in &paths {
-        if path.is_dir() {
-            let mut inside = folder(path)?;
-            // Programs share no memory; their processes may be called alike.
-            if paths.len() > 1 {
-                for capture in &mut inside.captures {
-                    let group = format!("{} {}", path.display(), capture.group);
-                    group.trim_end().clone_into(&mut capture.group);
-                }
+    let (folders, named): (Vec<&Path>, Vec<&Path>) = paths.partition(|path| path.is_dir());
+    let mut found = Found { captures: files(&named)?, ..Found::default() };
+    for path in &folders {
+        let mut inside = folder(path)?;
+        // Programs share no memory; their processes may be called alike.
+        if folders.len() + named.len() > 1 {
+            for capture in &mut inside.captures {
+                let group = format!("{} {}", path.display(), capture.group);
+                group.trim_end().clone_into(&mut capture.group);
             }
-            found.captures.extend(inside.captures);
-            found.missing += inside.missing;
-            found.warnings.extend(inside.warnings);
-        } else {
-            found.captures.push(file(path, &mut pool)?);
         }
+        found.captures.extend(inside.captures);
+        found.missing += inside.missing;
+        found.warnings.extend(inside.warnings);
     }
     Ok(found)
+}
+
+/// Reads the files of one program in their order; each process has a pool of its own, and a name where there are several.
+fn files(paths: &[impl AsRef<Path>]) -> Result<Vec<Capture>> {
+    let mut pools: BTreeMap<String, torch::Pool> = BTreeMap::new();
+    let mut captures = Vec::with_capacity(paths.len());
+    for path in paths.iter().map(AsRef::as_ref) {
+        let process = process(path);
+        let mut capture = file(path, pools.entry(process.clone()).or_default())?;
+        if capture.group.is_empty() && !process.is_empty() {
+            capture.group = format!("process {}", process.trim_start_matches('0'));
+        }
+        captures.push(capture);
+    }
+    if captures.windows(2).all(|pair| pair[0].group == pair[1].group) {
+        captures.iter_mut().for_each(|capture| capture.group.clear());
+    }
+    Ok(captures)
 }
 
 fn file(path: &Path, pool: &mut torch::Pool) -> Result<Capture> {
@@ -53,49 +63,53 @@ fn file(path: &Path, pool: &mut torch::Pool) -> Result<Capture> {
     pool.read(&text, &path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy())
 }
 
-/// Reads what the processes of one program exported to a folder; each process has a pool of its own.
+/// Reads what the processes of one program exported to a folder.
 fn folder(path: &Path) -> Result<Found> {
     let listing = fs::read_dir(path).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     let entries = listing.map_err(|e| Error::usage(format!("cannot list {}: {e}", path.display())))?;
-    let mut processes: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    let mut failures = Vec::new();
+    let (mut exported, mut failures) = (Vec::new(), Vec::new());
     for entry in entries {
         let file = entry.path();
         match file.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => processes.entry(process(&file)).or_default().push(file),
-            Some("failed") => failures.push(file),
+            Some("json") => exported.push(file),
+            // A process that ends while it writes leaves the beginning of a graph.
+            Some("failed" | "partial") => failures.push(file),
             _ => {}
         }
     }
     let mut found = Found { missing: failures.len() as u64, ..Found::default() };
     failures.sort();
     if let Some(first) = failures.first() {
-        found.warnings.push(format!("graphs that were not exported: {} ({})", found.missing, last_line(first)));
+        found.warnings.push(format!("graphs that were not exported: {} ({})", found.missing, reason(first)));
     }
-    if processes.is_empty() {
+    if exported.is_empty() {
         return Err(nothing(path, found.warnings.pop()));
     }
-    let several = processes.len() > 1;
-    for (process, mut files) in processes {
-        files.sort();
-        let mut pool = torch::Pool::default();
-        for path in files {
-            let mut capture = file(&path, &mut pool)?;
-            if !several {
-                capture.group = String::new();
-            } else if capture.group.is_empty() {
-                capture.group = format!("process {}", process.trim_start_matches('0'));
-            }
-            found.captures.push(capture);
-        }
-    }
+    exported.sort_by_key(|file| turn(file));
+    found.captures = files(&exported)?;
     Ok(found)
 }
 
-/// The process that a capture's file name begins with.
+/// The process that a capture's file name begins with, as `sitecustomize` names files; empty where it does not.
 fn process(file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    name.split('-').next().unwrap_or_default().to_owned()
+    let number = name.split_once('-').map(|(number, _)| number).filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    number.unwrap_or_default().to_owned()
+}
+
+/// When a file was written among those of its process: `decode.json` comes first, `decode-10.json` after `decode-2.json`.
+fn turn(file: &Path) -> (String, u64) {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let numbered = stem.rsplit_once('-').and_then(|(stem, number)| Some((stem.to_owned(), number.parse().ok()?)));
+    numbered.unwrap_or_else(|| (stem.into_owned(), 1))
+}
+
+/// Why a graph was not exported.
+fn reason(file: &Path) -> String {
+    if file.extension().is_some_and(|extension| extension == "partial") {
+        return format!("{} was not written to its end", file.display());
+    }
+    last_line(file)
 }
 
 /// The line of a Python traceback that says what happened.

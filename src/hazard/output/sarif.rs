@@ -27,9 +27,24 @@ pub fn document(report: &Report) -> Value {
                 "version": env!("CARGO_PKG_VERSION"),
                 "rules": rules(),
             } },
+            "invocations": [{
+                "executionSuccessful": report.missing == 0,
+                "toolExecutionNotifications": notifications(report),
+            }],
             "results": results,
         }],
     })
+}
+
+/// What a reader should know of the report and of each graph.
+fn notifications(report: &Report) -> Vec<Value> {
+    let note = |text: String| json!({ "level": "warning", "message": { "text": text } });
+    let ours = report.warnings.iter().cloned();
+    let of = |graph: &Graph| {
+        let title = graph.full_name();
+        graph.capture.warnings.iter().map(|warning| format!("{title}: {warning}")).collect::<Vec<_>>()
+    };
+    ours.chain(report.graphs.iter().flat_map(of)).map(note).collect()
 }
 
 fn rules() -> Value {
@@ -58,17 +73,13 @@ fn result(graph: &Graph, cause: &Cause) -> Value {
     let dropped = first.freed.as_ref().unwrap_or(&first.allocated);
     let mut location = physical(dropped).unwrap_or_else(|| json!({}));
     location["logicalLocations"] = json!(names);
-    let related: Vec<Value> = [
-        (&first.allocated, "the tensor is allocated here"),
-        (&second.allocated, "its bytes are given to another tensor here"),
-    ]
-    .into_iter()
-    .filter_map(|(site, text)| {
+    let reused = hazard.recycled().then_some((&second.allocated, "its bytes are given to another tensor here"));
+    let allocated = (&first.allocated, "the tensor is allocated here");
+    let related = std::iter::once(allocated).chain(reused).filter_map(|(site, text)| {
         let mut place = physical(site)?;
         place["message"] = json!({ "text": text });
         Some(place)
-    })
-    .collect();
+    });
     let kernels = [hazard.first, hazard.second].map(|n| graph.capture.nodes[n as usize].kernel.as_str());
     let title = graph.full_name();
     // A group may be called by the number of its process, which is another in every run.
@@ -78,7 +89,7 @@ fn result(graph: &Graph, cause: &Cause) -> Value {
         "level": if hazard.likelihood <= Likelihood::Likely { "error" } else { "warning" },
         "message": { "text": format!("{}.{cure}", cause.why) },
         "locations": [location],
-        "relatedLocations": related,
+        "relatedLocations": related.collect::<Vec<_>>(),
         "partialFingerprints": { "cause/v1": fingerprint.join("/") },
         "properties": { "hazards": cause.hazards.len(), "graph": title, "likelihood": hazard.likelihood.label() },
     })
