@@ -132,7 +132,10 @@ fn engine(args: &Args, console: Console) -> Result<Vec<Capture>> {
     let plan = run::resolve(matrix, scenario, &Overrides::default())?;
     let mut captures = Vec::new();
     for arm in &plan.arms {
-        let mut found = engine::captures(&Toggles::resolve(&arm.env)?).map_err(|e| e.within(&arm.name))?;
+        // As the arm's server would: under the variables of this shell, and the arm's own.
+        let variables = env::all().into_iter().chain(arm.env.clone());
+        let toggles = Toggles::resolve(variables).map_err(|e| e.within(&arm.name))?;
+        let mut found = engine::captures(&toggles).map_err(|e| e.within(&arm.name))?;
         for capture in &mut found {
             capture.group.clone_from(&arm.name);
         }

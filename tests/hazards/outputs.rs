@@ -98,6 +98,17 @@ fn bad_input_is_exit_code_two() {
 }
 
 #[test]
+fn the_arms_of_a_matrix_are_analysed_under_the_variables_of_the_shell() {
+    let output = Command::new(env!("CARGO_BIN_EXE_toolstorm"))
+        .args(["hazards", "--matrix", "seed-table"])
+        .env("TOOLSTORM_OVERLAP_EAGER", "sometimes")
+        .output()
+        .expect("the binary starts");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && stderr.contains("`sometimes` is no value of"), "{stderr}");
+}
+
+#[test]
 fn the_exporter_is_printed_as_it_is() {
     let run = toolstorm(&["hazards", "exporter"]);
     assert_eq!((run.code, run.stdout.trim_end()), (0, toolstorm::hazard::torch::EXPORTER.trim_end()));
