@@ -10,6 +10,8 @@
 //! - **Addresses are valid.** Device memory comes from [`Gpu::allocate`] and is freed with the process only, so no address
 //!   dangles. Copies are bounded by their slices on the host's side and by the arena's length, which the backend checks, on
 //!   the device's.
+//! - **Copies that run on read memory that stays.** They read page-locked blocks of [`Staging`], written once between two
+//!   waits and never freed.
 //! - **Kernels get what they declare.** A launch's arguments are built from an op's regions by `launch`, next to the
 //!   kernel's name; the conformance suite runs each kernel against the virtual GPU and checks that it touches nothing
 //!   else. Pointers to arguments are taken right before the call, which copies them before it returns.
@@ -144,6 +146,34 @@ pub(super) fn device_count() -> usize {
     if is_driver_present() { CudaContext::device_count().map_or(0, |count| count.max(0) as usize) } else { 0 }
 }
 
+/// Page-locked memory that holds what asynchronous copies read, one after the other, until they have ended.
+pub(super) struct Staging {
+    address: usize,
+    bytes: usize,
+    used: usize,
+}
+
+impl Staging {
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        bytes <= self.bytes - self.used
+    }
+
+    /// Every copy out of it has ended.
+    pub(super) fn empty(&mut self) {
+        self.used = 0;
+    }
+
+    fn keep(&mut self, bytes: &[u8]) -> &[u8] {
+        assert!(self.has_room(bytes.len()), "{} bytes do not fit behind {} of {}", bytes.len(), self.used, self.bytes);
+        // SAFETY: `has_room` says that the range lies in this page-locked block, which is never freed; no copy reads it, as
+        // `used` moves back only when all have ended, and the borrow of `self` keeps others out while it is written.
+        let kept = unsafe { std::slice::from_raw_parts_mut((self.address + self.used) as *mut u8, bytes.len()) };
+        self.used += bytes.len();
+        kept.copy_from_slice(bytes);
+        kept
+    }
+}
+
 impl Gpu {
     pub(super) fn start(ordinal: usize) -> Result<Self> {
         let no_device = |message: String| Error::usage(message).hint("TOOLSTORM_DEVICE=sim runs on the virtual GPU");
@@ -214,12 +244,29 @@ impl Gpu {
         unsafe { memcpy_htod_sync(address, bytes) }.map_err(|error| failed("a copy to the device", error))
     }
 
-    /// A copy to the device that may end after this returns: [`Stream::wait_here`] waits for it. The source must be
-    /// pageable memory, which the driver has copied before this returns.
-    pub(super) fn begin_copy_in(&self, stream: &Stream, address: u64, bytes: &[u8]) -> Result<()> {
+    /// Page-locked memory for copies that run on. A driver may read pageable memory after an asynchronous copy from it
+    /// has returned: where the device can read the process's memory, and under a sanitizer, it does.
+    pub(super) fn staging(&self, bytes: usize) -> Result<Staging> {
         self.bind()?;
-        // SAFETY: the caller's range lies in one allocation; of pageable memory the driver keeps a copy of its own.
-        unsafe { result::memcpy_htod_async(address, bytes, stream.0.cu_stream()) }
+        // SAFETY: takes no memory of ours; the driver's context outlives the process's use of it.
+        let memory = unsafe { result::malloc_host(bytes, 0) }
+            .map_err(|error| failed(&format!("page-locking {bytes} bytes"), error))?;
+        Ok(Staging { address: memory as usize, bytes, used: 0 })
+    }
+
+    /// A copy to the device that may end after this returns: [`Stream::wait_here`] waits for it, and until then `staging`
+    /// must not be emptied. It must have room for the bytes.
+    pub(super) fn begin_copy_in(
+        &self,
+        stream: &Stream,
+        staging: &mut Staging,
+        address: u64,
+        bytes: &[u8],
+    ) -> Result<()> {
+        self.bind()?;
+        let kept = staging.keep(bytes);
+        // SAFETY: the caller's range lies in one allocation, and what is copied stays as it is until the copy has ended.
+        unsafe { result::memcpy_htod_async(address, kept, stream.0.cu_stream()) }
             .map_err(|error| failed("a copy to the device", error))
     }
 

@@ -18,7 +18,7 @@ use std::{collections::BTreeMap, time::Duration};
 pub use inspect::{Native, Node};
 
 use self::{
-    gpu::{Event, Gpu, NativeGraph, Stream, Timer},
+    gpu::{Event, Gpu, NativeGraph, Staging, Stream, Timer},
     launch::{Loaded, Machine},
 };
 use super::{Backend, CapturedGraph, EventId, GraphId, Identity, Op, SparseWeight, StreamId, WeightId, sim::Stats};
@@ -49,6 +49,8 @@ pub struct Description {
 
 /// Up to so many bytes a copy from the host is short, and may run on while the host prepares the next.
 const SHORT_COPY: usize = 64 << 10;
+/// Page-locked memory for the short copies under way.
+const STAGING: usize = 4 * SHORT_COPY;
 
 /// One GPU.
 pub struct Cuda {
@@ -68,6 +70,7 @@ pub struct Cuda {
     launches: u64,
     /// Where short copies from the host run, and whether any may run still. Everything that could meet them waits first.
     copies: Stream,
+    staging: Staging,
     copying: bool,
     /// Whether anything was submitted since the last synchronisation, copies aside.
     submitted: bool,
@@ -92,7 +95,7 @@ impl Cuda {
             multiprocessors: gpu.multiprocessors(),
             kernels,
         };
-        let copies = gpu.stream()?;
+        let (copies, staging) = (gpu.stream()?, gpu.staging(STAGING)?);
         let machine = Machine::new(functions, gpu.capability(), gpu.multiprocessors());
         Ok(Self {
             timer: gpu.timer()?,
@@ -109,6 +112,7 @@ impl Cuda {
             natives: BTreeMap::new(),
             capturing: None,
             copies,
+            staging,
             copying: false,
             submitted: false,
         })
@@ -140,6 +144,7 @@ impl Cuda {
     fn settle(&mut self) -> Result<()> {
         if std::mem::take(&mut self.copying) {
             self.copies.wait_here()?;
+            self.staging.empty();
         }
         Ok(())
     }
@@ -285,8 +290,11 @@ impl Backend for Cuda {
             self.settle()?;
             return self.gpu.copy_in(address, bytes);
         }
+        if !self.staging.has_room(bytes.len()) {
+            self.settle()?;
+        }
         self.copying = true;
-        self.gpu.begin_copy_in(&self.copies, address, bytes)
+        self.gpu.begin_copy_in(&self.copies, &mut self.staging, address, bytes)
     }
 
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<()> {
