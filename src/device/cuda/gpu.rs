@@ -227,6 +227,8 @@ impl Gpu {
         let address = unsafe { result::malloc_sync(bytes as usize) }.map_err(failure)?;
         // SAFETY: fills exactly what was allocated.
         unsafe { result::memset_d8_sync(address, fill, bytes as usize) }.map_err(failure)?;
+        // Despite its name the fill runs on, and no stream of ours waits for it.
+        self.synchronize()?;
         Ok(address)
     }
 
