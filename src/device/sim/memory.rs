@@ -180,7 +180,7 @@ impl<'a> View<'a> {
             "{} reads {range:?}, which it does not declare",
             self.op.kernel.name()
         );
-        let Some(overlay) = self.overlay else { return self.memory.bytes(&range) };
+        let Some(overlay) = self.overlay.filter(|_| !range.is_empty()) else { return self.memory.bytes(&range) };
         overlay.find(&range).unwrap_or_else(|| {
             assert!(!overlay.strict, "{} reads {range:?}, which it did not visit", self.op.kernel.name());
             self.memory.bytes(&range)

@@ -42,12 +42,11 @@ pub(super) fn rope(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<
     }
 }
 
-/// One row's query and where its keys are.
+/// One row's query and how many keys it has.
 struct Row<'a> {
     query: [[f32; DIM]; HEADS],
     weights: &'a [f32],
     packed: Option<Query>,
-    table: &'a [i32],
     entries: u64,
 }
 
@@ -94,14 +93,16 @@ pub(super) fn logits(
         let live = row.entries.clamp(visited.start, visited.end) - visited.start;
         let (keys, rest) = out.split_at_mut(live as usize);
         rest.fill(f32::NEG_INFINITY);
-        for (page, out) in (visited.start / PAGE_ENTRIES..).zip(keys.chunks_mut(PAGE_ENTRIES as usize)) {
-            page_logits(cache, format, row, page as usize, view, shadow.as_deref_mut(), out);
+        let words = table_words(op.reads[3].region.row(number), &visited, row.entries);
+        let pages = view.slice::<i32>(words).iter().copied().chain(std::iter::repeat(-1));
+        for (page, out) in pages.zip(keys.chunks_mut(PAGE_ENTRIES as usize)) {
+            page_logits(cache, format, row, page, view, shadow.as_deref_mut(), out);
         }
     }
 }
 
 fn read_row<'a>(op: &Op, row: u64, view: &View<'a>, format: KeyFormat, pack: bool) -> Row<'a> {
-    let [query, weights, _, table, positions] = [0, 1, 2, 3, 4].map(|at| op.reads[at].region);
+    let [query, weights, positions] = [0, 1, 4].map(|at| op.reads[at].region);
     let entries = completed(view.slice::<i32>(positions.row(row))[0]);
     let mut dims = [[0.0; DIM]; HEADS];
     match format {
@@ -120,20 +121,18 @@ fn read_row<'a>(op: &Op, row: u64, view: &View<'a>, format: KeyFormat, pack: boo
     }
     let weights = view.slice::<f32>(weights.row(row));
     let packed = if pack { Query::new(&dims, weights) } else { None };
-    let table = table_words(table.row(row), &(0..entries), entries);
-    Row { query: dims, weights, packed, table: view.slice(table), entries }
+    Row { query: dims, weights, packed, entries }
 }
 
 fn page_logits(
     cache: Region,
     format: KeyFormat,
     row: &Row<'_>,
-    page: usize,
+    number: i32,
     view: &View<'_>,
     shadow: Option<&mut Shadow>,
     out: &mut [f32],
 ) {
-    let number = row.table.get(page).copied().unwrap_or(-1);
     let Some(start) = page_start(cache, number) else {
         // A page outside the cache has no keys.
         out.fill(0.0);
