@@ -298,9 +298,18 @@ impl Network {
     /// A step of `bucket`; `capturing` decides, with the toggles, whether it uses the side streams.
     pub(super) fn step(&self, bucket: u32, capturing: bool) -> Result<Step<'_>> {
         let overlap = self.toggles.overlap && (capturing || self.toggles.overlap_eager);
+        self.step_on(if overlap { self.streams } else { self.streams.serial() }, bucket)
+    }
+
+    /// A step on the main stream alone: what stands between two captured pieces has nothing to overlap with.
+    pub(super) fn serial_step(&self, bucket: u32) -> Result<Step<'_>> {
+        self.step_on(self.streams.serial(), bucket)
+    }
+
+    fn step_on(&self, streams: Streams, bucket: u32) -> Result<Step<'_>> {
         Ok(Step {
             network: self,
-            streams: if overlap { self.streams } else { self.streams.serial() },
+            streams,
             rows: u64::from(bucket),
             persistent: self.persistent(bucket)?,
             fixes: Fixes {

@@ -57,7 +57,7 @@ impl Graphs {
         match self.plans.get(&bucket) {
             Some(Plan::Whole(graph)) => device.launch(graph)?,
             Some(Plan::Pieces(first, rest)) => {
-                let step = network.step(bucket, false)?;
+                let step = network.serial_step(bucket)?;
                 device.launch(first)?;
                 for (operands, piece) in rest {
                     let scratch = step.scratch(operands.layer())?;
