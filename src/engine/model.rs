@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     device::{
-        CapturedGraph, Device, Identity,
+        Backend, CapturedGraph, Device, Identity,
         cuda::{self, Cuda},
         kernel::{Kernel, PAGE_TOKENS, SPAN},
         sim::{self, Schedule, Stats, reference::Reference},
@@ -64,7 +64,7 @@ impl Model {
             steps: 0,
             decode_stats: Stats::default(),
             races: None,
-            replay: match &toggles.order {
+            replay: match toggles.order.split().0 {
                 Schedule::Replay(token) => Some(token.to_string()),
                 _ => None,
             },
@@ -228,13 +228,16 @@ fn open_device(toggles: &Toggles) -> Result<Device> {
     }
 }
 
-/// A virtual GPU with the toggles' seed and order.
+/// A virtual GPU with the toggles' seed and order; two that check each other, where the order asks for them.
 pub fn virtual_gpu(toggles: &Toggles) -> Device {
+    let (order, twice) = toggles.order.split();
     let config = sim::Config {
         seed: toggles.seed,
-        schedule: toggles.order.clone(),
+        schedule: order.clone(),
         cost: toggles.cost.clone(),
         ..sim::Config::default()
     };
-    Device::new(Box::new(sim::Sim::new(config, Box::new(Reference::new()))))
+    let gpu = || sim::Sim::new(config.clone(), Box::new(Reference::new()));
+    let backend: Box<dyn Backend> = if twice { Box::new(sim::Rerun::new(gpu(), gpu())) } else { Box::new(gpu()) };
+    Device::new(backend)
 }

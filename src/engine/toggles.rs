@@ -239,8 +239,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "TOOLSTORM_ORDER",
         default: "random",
-        takes: "random, pct:<depth>, host, adversarial or replay:<token>",
-        meaning: "the order in which the virtual GPU runs what no edge orders",
+        takes: "random, pct:<depth>, host, adversarial, replay:<token> or twice:<order>",
+        meaning: "the order in which the virtual GPU runs what no edge orders; twice:<order> does all work on two and compares",
         set: |toggles, text| {
             toggles.order = text.parse().ok()?;
             Some(())

@@ -117,7 +117,7 @@ impl Sim {
     /// A virtual GPU that computes with `kernels`.
     pub fn new(config: Config, kernels: Box<dyn Kernels>) -> Self {
         let (order, seed) = (config.schedule.order(), config.seed);
-        let seed = if let Schedule::Replay(token) = &config.schedule { token.seed() } else { seed };
+        let seed = if let Schedule::Replay(token) = config.schedule.split().0 { token.seed() } else { seed };
         let data = Data::new(config.full);
         Self {
             launches: config.first_launch,
@@ -168,7 +168,7 @@ impl Sim {
         let fingerprint = self.timing.fingerprint();
         self.launches += 1;
         self.token = Some(Token::new(&self.config.schedule, self.seed, launch, fingerprint));
-        match &self.config.schedule {
+        match self.config.schedule.split().0 {
             Schedule::Replay(token) if token.launch() == launch && token.fingerprint() != fingerprint => {
                 Err(Error::usage(format!("launch {launch} took another interleaving than its replay token names"))
                     .hint("replay with the same build, configuration and workload"))

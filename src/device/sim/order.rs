@@ -52,9 +52,16 @@ pub enum Schedule {
     Adversarial,
     /// The seed and the order of a token; the launch that it names must take the same interleaving.
     Replay(Token),
+    /// This order, by two virtual GPUs that must agree ([`Rerun`](super::Rerun)); one alone just follows it.
+    Twice(Box<Schedule>),
 }
 
 impl Schedule {
+    /// The order that one virtual GPU follows, and whether there are two of them.
+    pub fn split(&self) -> (&Self, bool) {
+        if let Self::Twice(order) = self { (order, true) } else { (self, false) }
+    }
+
     pub(super) fn order(&self) -> Box<dyn Order> {
         match self {
             Self::Random => Box::new(Machine),
@@ -62,6 +69,7 @@ impl Schedule {
             Self::Host => Box::new(Host),
             Self::Adversarial => Box::new(Adversary { rng: Seed(0).rng() }),
             Self::Replay(token) => token.schedule().order(),
+            Self::Twice(order) => order.order(),
         }
     }
 }
@@ -74,6 +82,7 @@ impl fmt::Display for Schedule {
             Self::Host => f.write_str("host"),
             Self::Adversarial => f.write_str("adversarial"),
             Self::Replay(token) => write!(f, "replay:{token}"),
+            Self::Twice(order) => write!(f, "twice:{order}"),
         }
     }
 }
@@ -92,8 +101,9 @@ impl FromStr for Schedule {
                     .hint("a whole number from 1 on: pct:3")),
             },
             Some(("replay", token)) => Ok(Self::Replay(token.parse()?)),
+            Some(("twice", order)) if !order.starts_with("twice") => Ok(Self::Twice(Box::new(order.parse()?))),
             _ => Err(Error::usage(format!("`{text}` is no order"))
-                .hint("known orders: random, pct:<depth>, host, adversarial, replay:<token>")),
+                .hint("known orders: random, pct:<depth>, host, adversarial, replay:<token>, twice:<order>")),
         }
     }
 }

@@ -25,7 +25,7 @@ const CHECKSUM: usize = 4;
 impl Token {
     /// A token for a launch that took the interleaving with this fingerprint.
     pub(super) fn new(order: &Schedule, seed: Seed, launch: u64, fingerprint: u64) -> Self {
-        match order {
+        match order.split().0 {
             Schedule::Replay(token) => Self { launch, fingerprint, ..token.clone() },
             order => Self { order: Box::new(order.clone()), seed, launch, fingerprint },
         }
@@ -53,7 +53,7 @@ impl Token {
 
     fn payload(&self) -> [u8; PAYLOAD] {
         let (kind, depth) = match *self.order {
-            Schedule::Random | Schedule::Replay(_) => (0, 0),
+            Schedule::Random | Schedule::Replay(_) | Schedule::Twice(_) => (0, 0),
             Schedule::Pct { depth } => (1, depth),
             Schedule::Host => (2, 0),
             Schedule::Adversarial => (3, 0),
@@ -127,8 +127,12 @@ mod tests {
         for order in [Schedule::Random, Schedule::Pct { depth: 3 }, Schedule::Host, Schedule::Adversarial] {
             let token = Token::new(&order, Seed(u64::MAX - 5), 71_234, 0x0123_4567_89ab_cdef);
             assert_eq!(token.to_string().parse::<Token>().expect("a token"), token);
-            let replay = Schedule::Replay(token.clone());
-            assert_eq!(replay.to_string().parse::<Schedule>().expect("an order"), replay);
+            for order in [order, Schedule::Replay(token)] {
+                let twice = Schedule::Twice(Box::new(order.clone()));
+                assert_eq!(order.to_string().parse::<Schedule>().expect("an order"), order);
+                assert_eq!(twice.to_string().parse::<Schedule>().expect("an order"), twice);
+                assert!(format!("twice:{twice}").parse::<Schedule>().is_err());
+            }
         }
     }
 
