@@ -8,3 +8,4 @@ mod golden;
 mod inputs;
 mod outputs;
 mod replays;
+mod runs;
