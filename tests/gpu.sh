@@ -80,7 +80,7 @@ fi
 for tool in memcheck racecheck synccheck; do sanitize "$tool" "${SANITIZE:-45}"; done
 if [ -n "$server" ]; then
   step curve.txt 60 "$server" run agentic --sessions 80 --concurrency 2,8,16,32,64,128 --env SGLANG_DSV4_BF16_INDEX_K=1 \
-    --env TOOLSTORM_MAX_BATCH=128 --output-dir "$out/curve" --export-json "$out/curve.json" --export-markdown "$out/curve.md"
+    --env TOOLSTORM_MAX_BATCH=128 --max-corruption 80 --max-upper 1 --output-dir "$out/curve" --export-json "$out/curve.json" --export-markdown "$out/curve.md"
 fi
 test_of arms.txt "${ARMS:-60}" engine::arms_answer_dictated_calls
 nvidia-smi --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw --format=csv >> "$out/manifest.txt" 2>&1
