@@ -16,6 +16,7 @@ const SHIPPED: &[(&str, &str)] = &[
     ("quick", include_str!("../../scenarios/quick.toml")),
     ("gate", include_str!("../../scenarios/gate.toml")),
     ("seed-table", include_str!("../../scenarios/seed-table.toml")),
+    ("adversarial", include_str!("../../scenarios/adversarial.toml")),
     ("recall", include_str!("../../scenarios/recall.toml")),
     ("long-context", include_str!("../../scenarios/long-context.toml")),
     ("bisect-overlap", include_str!("../../scenarios/bisect-overlap.toml")),
