@@ -38,16 +38,23 @@ pub struct Failure {
     pub races: String,
 }
 
+/// How many failures a run has.
+pub fn count(tally: &Tally) -> usize {
+    tally.calls().filter(fails).count()
+}
+
+/// Whether a call is a failure: corrupted, or the first of a corrupted response; not after its session's first.
+fn fails(call: &CallRecord) -> bool {
+    let damaged = call.verdict == Verdict::Corrupted;
+    let beside = call.response_verdict == Verdict::Corrupted && call.call == 0;
+    (damaged || beside) && !call.after_corruption
+}
+
 /// The first `limit` corrupted calls of a run, those after a session's first corruption left out.
 pub fn failures(plan: &Plan, tally: &Tally, limit: usize) -> Vec<Failure> {
-    let corrupted = |call: &CallRecord| {
-        let damaged = call.verdict == Verdict::Corrupted;
-        let beside = call.response_verdict == Verdict::Corrupted && call.call == 0;
-        (damaged || beside) && !call.after_corruption
-    };
     let mut found = Vec::new();
     let mut last: Option<(u64, Session)> = None;
-    for call in tally.calls().filter(corrupted).take(limit) {
+    for call in tally.calls().filter(fails).take(limit) {
         if last.as_ref().is_none_or(|(number, _)| *number != call.session) {
             last = plan.scenario.session(plan.workload_seed(), call.session).ok().map(|made| (call.session, made));
         }

@@ -4,7 +4,7 @@ use minijinja::{Environment, Value, context, value::Serde};
 use serde_json::json;
 
 use super::{
-    failure::failures,
+    failure::{self, failures},
     parity::Parity,
     plot::{self, Bar},
     position::{self, Positions},
@@ -32,6 +32,7 @@ pub fn render(plan: &Plan, tally: &Tally, summary: &Summary, positions: &[Positi
             selfcheck => summary.selfcheck.as_ref().map(selfcheck),
             summary => Value::from(Serde(json!(summary))),
             arms => Value::from(Serde(json!(summary.arms.iter().map(row).collect::<Vec<_>>()))),
+            failed => failure::count(tally),
             failures => Value::from(Serde(json!(failures(plan, tally, SHOWN)))),
             positions => Value::from(Serde(json!(positions))),
             rates => Value::from_safe_string(plot::bars(&rates(summary), " %")),

@@ -109,3 +109,19 @@ fn history_lists_past_runs_by_arm() {
     assert!(points.iter().all(|point| point["sessions_corrupted"] == 1));
     assert_eq!(trends["trends"][0]["drifts"], false);
 }
+
+#[test]
+fn a_page_that_leaves_failures_out_says_so() {
+    let context = TestContext::new();
+    let altered = || Act::Damage(|text| text.replacen("\"ref\": \"0-", "\"ref\": \"7-", 1));
+    let server = Scripted::start(move |_| altered());
+    let arguments = ["--concurrency", "8", "--sessions", "61", "--rounds", "1"];
+    context.run(&[&["run", "agentic", "--base-url", &server.url, "--quiet"], &arguments[..]].concat());
+    let page = read(&context.result().join("report.html"));
+    assert!(page.contains("The first 60 of 61 failures"), "{page}");
+    assert_eq!(page.matches("<span class=\"dim\">dictated </span>").count(), 60);
+    // A page that holds all of them says nothing.
+    let context = TestContext::new();
+    damaged(&context);
+    assert!(!read(&context.result().join("report.html")).contains("The first"));
+}
