@@ -747,10 +747,15 @@ async fn an_abort_under_lockstep_does_not_hang_the_others() {
     server.stop().await.unwrap();
 }
 
-#[test]
-fn the_command_says_where_it_listens_and_drains_on_sigterm() {
+#[tokio::test]
+async fn the_command_says_where_it_listens_what_it_resolved_and_drains_on_sigterm() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_toolstorm"))
         .args(["serve", "--port", "0", "--model", "m"])
+        .env("SGLANG_DSV4_BF16_INDEX_K", "on")
+        .env("TOOLSTORM_DEVICE", "auto")
+        .env("TOOLSTORM_MAX_BATCH", "5")
+        .env("TOOLSTORM_MAX_CONTEXT", "1024")
+        .env("TOOLSTORM_ORDER", "pct:2")
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -759,6 +764,21 @@ fn the_command_says_where_it_listens_and_drains_on_sigterm() {
     let ready: Value = serde_json::from_str(&line).unwrap();
     assert!(ready["listening"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{ready}");
     assert_eq!(ready["model"], "m");
+    let health = reqwest::get(format!("{}/health", ready["listening"].as_str().unwrap())).await.unwrap();
+    let health: Value = health.json().await.unwrap();
+    let variables = &health["config"]["variables"];
+    for (name, value) in [
+        ("SGLANG_DSV4_BF16_INDEX_K", "1"),
+        ("TOOLSTORM_CUDA_GRAPH", "1"),
+        ("TOOLSTORM_BUCKETS", "1,2,4,5"),
+        ("TOOLSTORM_ORDER", "pct:2"),
+    ] {
+        assert_eq!(variables[name], value, "{name}");
+    }
+    let device = variables["TOOLSTORM_DEVICE"].as_str().unwrap();
+    assert!(["sim", "cuda"].contains(&device), "the device in use is `{device}`");
+    assert_eq!(health["device"]["backend"], device, "{health}");
+    assert_eq!(health["config"]["limits"]["max_batch"], 5);
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));

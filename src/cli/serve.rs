@@ -23,7 +23,7 @@ use crate::{
         gate::Gate,
         handle::Handle,
         lockstep::Lockstep,
-        model::Model,
+        model::{Model, backend},
         selftest::{Load, dictate},
         server::Server,
         toggles::{Toggles, VARIABLES, Variable},
@@ -66,7 +66,8 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         console.say(variables_page().trim_end());
         return Ok(exit::PASS);
     }
-    let toggles = Toggles::resolve(env::all())?;
+    let mut toggles = Toggles::resolve(env::all())?;
+    toggles.device = backend(toggles.device);
     if let Some(turns) = args.self_test {
         return self_test(&toggles, turns, console);
     }
@@ -76,7 +77,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         Gate::new(Lockstep::new(size.sessions, size.concurrency), patience)
     });
     let serving = Serving::new(&toggles, &args.model);
-    let configuration = json!({"variables": resolved(), "limits": limits, "serving": serving});
+    let configuration = configuration(&toggles, &limits, &serving);
     let pages = limits.pages;
     let engine = Handle::start(limits, gate, move || Model::new(&toggles, pages))?;
     let (probed, mut told) = (engine.clone(), Vec::new());
@@ -120,10 +121,10 @@ fn self_test(toggles: &Toggles, turns: u32, console: Console) -> Result<u8> {
     Ok(if outcome.wrong == 0 { exit::PASS } else { exit::FAIL })
 }
 
-/// Every toggle's text: the environment's, or the default.
-fn resolved() -> Map<String, Value> {
-    let value = |name, default: &str| env::var(name).unwrap_or_else(|| default.to_owned());
-    VARIABLES.iter().map(|v| (v.name.to_owned(), value(v.name, v.default).into())).collect()
+/// What `/health` shows of the configuration: every toggle as it resolved, and what follows from them.
+fn configuration(toggles: &Toggles, limits: &Limits, serving: &Serving) -> Value {
+    let variables: Map<_, _> = toggles.resolved().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    json!({"variables": variables, "limits": limits, "serving": serving})
 }
 
 /// Examples, then every toggle.

@@ -219,11 +219,19 @@ impl TokenModel for Model {
     }
 }
 
+/// The backend that a choice comes to on this machine, never `Auto`.
+pub fn backend(choice: DeviceChoice) -> DeviceChoice {
+    match choice {
+        DeviceChoice::Auto if cuda::device_count() > 0 => DeviceChoice::Cuda,
+        DeviceChoice::Auto => DeviceChoice::Sim,
+        chosen => chosen,
+    }
+}
+
 /// The device that the toggles choose.
 fn open_device(toggles: &Toggles) -> Result<Device> {
-    match toggles.device {
+    match backend(toggles.device) {
         DeviceChoice::Cuda => Ok(Device::new(Box::new(Cuda::open(0)?))),
-        DeviceChoice::Auto if cuda::device_count() > 0 => Ok(Device::new(Box::new(Cuda::open(0)?))),
         DeviceChoice::Auto | DeviceChoice::Sim => Ok(virtual_gpu(toggles)),
     }
 }

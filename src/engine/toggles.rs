@@ -1,6 +1,6 @@
 //! The engine's toggles: environment variables, read once, listed in one registry.
 
-use std::{fmt::Display, ops::RangeInclusive, str::FromStr};
+use std::{ops::RangeInclusive, str::FromStr};
 
 use super::geometry::{BATCHES, Buckets, CONTEXTS, Geometry, TOPKS};
 use crate::{
@@ -74,6 +74,8 @@ pub struct Toggles {
     pub order: Schedule,
     /// What the virtual GPU charges.
     pub cost: CostModel,
+    /// The factors of it that were given: `name=factor` with commas between them.
+    pub cost_factors: String,
     /// Lockstep, if announced at launch.
     pub lockstep: Option<LockstepSize>,
     /// Longest wait of lockstep, in seconds.
@@ -98,7 +100,20 @@ pub struct Variable {
     pub takes: &'static str,
     /// What it means, in one sentence.
     pub meaning: &'static str,
-    set: fn(&mut Toggles, &str) -> Option<()>,
+    set: fn(&mut Toggles, &str) -> Taken<()>,
+    get: fn(&Toggles) -> String,
+}
+
+/// A value that was taken, or why it was not.
+type Taken<T> = std::result::Result<T, Refused>;
+
+/// Why a value was not taken: what its own parser says, where that says more than that it is none.
+struct Refused(Option<Error>);
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self(Some(error))
+    }
 }
 
 const SWITCH: &str = "0 or 1";
@@ -110,10 +125,8 @@ macro_rules! switch {
             default: $default,
             takes: SWITCH,
             meaning: $meaning,
-            set: |toggles, text| {
-                toggles.$field = switch(text)?;
-                Some(())
-            },
+            set: |toggles, text| Ok(toggles.$field = switch(text)?),
+            get: |toggles| u8::from(toggles.$field).to_string(),
         }
     };
 }
@@ -176,39 +189,34 @@ pub const VARIABLES: &[Variable] = &[
         default: "64",
         takes: "1 to 512",
         meaning: "index entries selected a row",
-        set: |toggles, text| {
-            toggles.index_topk = number(text, TOPKS)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.index_topk = number(text, TOPKS)?),
+        get: |toggles| toggles.index_topk.to_string(),
     },
     Variable {
         name: "TOOLSTORM_MAX_BATCH",
         default: "64",
         takes: "1 to 512",
         meaning: "largest batch",
-        set: |toggles, text| {
-            toggles.max_batch = number(text, BATCHES)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.max_batch = number(text, BATCHES)?),
+        get: |toggles| toggles.max_batch.to_string(),
     },
     Variable {
         name: "TOOLSTORM_MAX_CONTEXT",
         default: "16384",
         takes: "256 to 32768",
         meaning: "tokens of the longest sequence",
-        set: |toggles, text| {
-            toggles.max_context = number(text, CONTEXTS)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.max_context = number(text, CONTEXTS)?),
+        get: |toggles| toggles.max_context.to_string(),
     },
     Variable {
         name: "TOOLSTORM_BUCKETS",
         default: "fine",
         takes: "fine, coarse or sizes: 1,8,64",
         meaning: "batch sizes that get a graph of their own; batches pad up to the next one",
-        set: |toggles, text| {
-            toggles.buckets = buckets(text)?;
-            Some(())
+        set: |toggles, text| Ok(toggles.buckets = buckets(text)?),
+        get: |toggles| {
+            let sizes = toggles.buckets.sizes(toggles.max_batch);
+            sizes.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
         },
     },
     Variable {
@@ -221,9 +229,14 @@ pub const VARIABLES: &[Variable] = &[
                 "auto" => DeviceChoice::Auto,
                 "sim" => DeviceChoice::Sim,
                 "cuda" => DeviceChoice::Cuda,
-                _ => return None,
+                _ => return Err(Refused(None)),
             };
-            Some(())
+            Ok(())
+        },
+        get: |toggles| match toggles.device {
+            DeviceChoice::Auto => "auto".into(),
+            DeviceChoice::Sim => "sim".into(),
+            DeviceChoice::Cuda => "cuda".into(),
         },
     },
     Variable {
@@ -231,20 +244,16 @@ pub const VARIABLES: &[Variable] = &[
         default: "0",
         takes: "a number or a commit hash",
         meaning: "decides order and jitter of the virtual GPU, launch by launch",
-        set: |toggles, text| {
-            toggles.seed = text.parse().ok()?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.seed = text.parse().map_err(|_| Refused(None))?),
+        get: |toggles| toggles.seed.to_string(),
     },
     Variable {
         name: "TOOLSTORM_ORDER",
         default: "random",
         takes: "random, pct:<depth>, host, adversarial, replay:<token> or twice:<order>",
         meaning: "the order in which the virtual GPU runs what no edge orders; twice:<order> does all work on two and compares",
-        set: |toggles, text| {
-            toggles.order = text.parse().ok()?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.order = text.parse()?),
+        get: |toggles| toggles.order.to_string(),
     },
     Variable {
         name: "TOOLSTORM_COST",
@@ -252,9 +261,12 @@ pub const VARIABLES: &[Variable] = &[
         takes: "name=factor pairs with commas between them, as in jitter_sigma=0.8,ffn_up=1.25",
         meaning: "scales constants of the virtual GPU's cost model, for sensitivity studies",
         set: |toggles, text| {
-            toggles.cost = CostModel::with_factors(text).ok()?;
-            Some(())
+            toggles.cost = CostModel::with_factors(text)?;
+            let factors = text.split(',').map(str::trim).filter(|factor| !factor.is_empty());
+            toggles.cost_factors = factors.collect::<Vec<_>>().join(",");
+            Ok(())
         },
+        get: |toggles| toggles.cost_factors.clone(),
     },
     Variable {
         name: "TOOLSTORM_LOCKSTEP",
@@ -263,7 +275,11 @@ pub const VARIABLES: &[Variable] = &[
         meaning: "step only when every announced session has a request, so that a run is a function of its seeds",
         set: |toggles, text| {
             toggles.lockstep = if text.is_empty() { None } else { Some(lockstep(text)?) };
-            Some(())
+            Ok(())
+        },
+        get: |toggles| {
+            let size = |size: LockstepSize| format!("{}:{}", size.sessions, size.concurrency);
+            toggles.lockstep.map(size).unwrap_or_default()
         },
     },
     Variable {
@@ -271,10 +287,8 @@ pub const VARIABLES: &[Variable] = &[
         default: "60",
         takes: "1 to 86400",
         meaning: "seconds after which lockstep gives up waiting for a session",
-        set: |toggles, text| {
-            toggles.lockstep_wait = number(text, 1..=86_400)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.lockstep_wait = number(text, 1..=86_400)?),
+        get: |toggles| toggles.lockstep_wait.to_string(),
     },
     switch!(
         "TOOLSTORM_PREFIX_CACHE",
@@ -287,48 +301,43 @@ pub const VARIABLES: &[Variable] = &[
         default: "512",
         takes: "1 to 16384",
         meaning: "prompt tokens that one step prefills",
-        set: |toggles, text| {
-            toggles.prefill_chunk = number(text, 1..=16_384)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.prefill_chunk = number(text, 1..=16_384)?),
+        get: |toggles| toggles.prefill_chunk.to_string(),
     },
     Variable {
         name: "TOOLSTORM_SSE_TOKENS",
         default: "1",
         takes: "1 to 1024",
         meaning: "tokens in one server-sent event",
-        set: |toggles, text| {
-            toggles.sse_tokens = number(text, 1..=1024)?;
-            Some(())
-        },
+        set: |toggles, text| Ok(toggles.sse_tokens = number(text, 1..=1024)?),
+        get: |toggles| toggles.sse_tokens.to_string(),
     },
     switch!("TOOLSTORM_METRICS", "1", metrics, "answer /metrics"),
 ];
 
-fn switch(text: &str) -> Option<bool> {
+fn switch(text: &str) -> Taken<bool> {
     match text {
-        "0" | "off" | "false" => Some(false),
-        "1" | "on" | "true" => Some(true),
-        _ => None,
+        "0" | "off" | "false" => Ok(false),
+        "1" | "on" | "true" => Ok(true),
+        _ => Err(Refused(None)),
     }
 }
 
-fn number<T: FromStr + PartialOrd>(text: &str, range: RangeInclusive<T>) -> Option<T> {
-    text.parse().ok().filter(|number| range.contains(number))
+fn number<T: FromStr + PartialOrd>(text: &str, range: RangeInclusive<T>) -> Taken<T> {
+    text.parse().ok().filter(|number| range.contains(number)).ok_or(Refused(None))
 }
 
-fn buckets(text: &str) -> Option<Buckets> {
+fn buckets(text: &str) -> Taken<Buckets> {
     match text {
-        "fine" => Some(Buckets::Fine),
-        "coarse" => Some(Buckets::Coarse),
-        list => list.split(',').map(|size| number(size.trim(), BATCHES)).collect::<Option<_>>().map(Buckets::List),
+        "fine" => Ok(Buckets::Fine),
+        "coarse" => Ok(Buckets::Coarse),
+        list => list.split(',').map(|size| number(size.trim(), BATCHES)).collect::<Taken<_>>().map(Buckets::List),
     }
 }
 
-fn lockstep(text: &str) -> Option<LockstepSize> {
+fn lockstep(text: &str) -> Taken<LockstepSize> {
     let (sessions, concurrency) = text.split_once(':').unwrap_or((text, text));
-    let size = LockstepSize { sessions: sessions.parse().ok()?, concurrency: concurrency.parse().ok()? };
-    Some(size).filter(|size| size.sessions > 0 && size.concurrency > 0)
+    Ok(LockstepSize { sessions: number(sessions, 1..=u32::MAX)?, concurrency: number(concurrency, 1..=u32::MAX)? })
 }
 
 impl Default for Toggles {
@@ -353,6 +362,7 @@ impl Default for Toggles {
             seed: Seed(0),
             order: Schedule::Random,
             cost: CostModel::default(),
+            cost_factors: String::new(),
             lockstep: None,
             lockstep_wait: 0,
             prefix_cache: false,
@@ -362,7 +372,7 @@ impl Default for Toggles {
         };
         for variable in VARIABLES {
             let set = (variable.set)(&mut toggles, variable.default);
-            debug_assert!(set.is_some(), "the default of {} is no value of it", variable.name);
+            debug_assert!(set.is_ok(), "the default of {} is no value of it", variable.name);
         }
         toggles
     }
@@ -385,7 +395,12 @@ impl Toggles {
             let elsewhere = env::VARIABLES.iter().any(|variable| variable.name == name);
             return if name.starts_with("TOOLSTORM_") && !elsewhere { Err(unknown(name)) } else { Ok(()) };
         };
-        (variable.set)(self, value.trim()).ok_or_else(|| refused(variable, value))
+        (variable.set)(self, value.trim()).map_err(|Refused(why)| refused(variable, value, why))
+    }
+
+    /// Every variable with what it resolved to, as a value that it takes: a switch is 0 or 1, buckets are the sizes.
+    pub fn resolved(&self) -> impl Iterator<Item = (&'static str, String)> {
+        VARIABLES.iter().map(|variable| (variable.name, (variable.get)(self)))
     }
 
     /// The sizes that these toggles choose, with `pages` leasable pages beside page 0.
@@ -400,7 +415,12 @@ impl Toggles {
     }
 }
 
-fn refused(variable: &Variable, value: impl Display) -> Error {
+/// The error for a value that its variable does not take; `why` is what the value's own parser says, which knows more of
+/// a cure than the variable does.
+fn refused(variable: &Variable, value: &str, why: Option<Error>) -> Error {
+    if let Some(why) = why {
+        return why.within(variable.name);
+    }
     Error::usage(format!("`{value}` is no value of {}", variable.name))
         .hint(format!("it takes {}; unset means `{}`", variable.takes, variable.default))
 }
@@ -454,6 +474,67 @@ mod tests {
     }
 
     #[test]
+    fn resolved_values_are_canonical_and_resolve_to_the_same() {
+        let given = [
+            ("SGLANG_OPT_USE_MULTI_STREAM_OVERLAP", "off"),
+            ("SGLANG_DSV4_BF16_INDEX_K", "on"),
+            ("TOOLSTORM_GE_DIFF", "true"),
+            ("TOOLSTORM_MAX_BATCH", " 10 "),
+            ("TOOLSTORM_BUCKETS", "fine"),
+            ("TOOLSTORM_SEED", "a5652dd9"),
+            ("TOOLSTORM_ORDER", "pct:3"),
+            ("TOOLSTORM_COST", " ffn_up=1.25, , jitter_sigma=0.8"),
+            ("TOOLSTORM_LOCKSTEP", "80"),
+        ];
+        let toggles = Toggles::resolve(given).unwrap();
+        let resolved: Vec<_> = toggles.resolved().collect();
+        assert_eq!(resolved.len(), VARIABLES.len());
+        let seed = toggles.seed.0.to_string();
+        for (name, value) in [
+            ("SGLANG_OPT_USE_MULTI_STREAM_OVERLAP", "0"),
+            ("SGLANG_DSV4_BF16_INDEX_K", "1"),
+            ("TOOLSTORM_GE_DIFF", "1"),
+            ("TOOLSTORM_MAX_BATCH", "10"),
+            ("TOOLSTORM_BUCKETS", "1,2,4,8,10"),
+            ("TOOLSTORM_SEED", &seed),
+            ("TOOLSTORM_ORDER", "pct:3"),
+            ("TOOLSTORM_COST", "ffn_up=1.25,jitter_sigma=0.8"),
+            ("TOOLSTORM_LOCKSTEP", "80:80"),
+        ] {
+            assert!(resolved.contains(&(name, value.to_owned())), "{name} is not {value} in {resolved:?}");
+        }
+        let again = Toggles::resolve(resolved.clone()).unwrap();
+        assert_eq!(again.resolved().collect::<Vec<_>>(), resolved);
+        assert_eq!(Toggles { buckets: toggles.buckets.clone(), ..again }, toggles, "sizes are a list now");
+    }
+
+    #[test]
+    fn every_variable_resolves_to_its_own_field() {
+        for variable in VARIABLES {
+            let other = match variable.default {
+                "0" if variable.takes == SWITCH => "1",
+                "1" if variable.takes == SWITCH => "0",
+                _ => match variable.name {
+                    "TOOLSTORM_BUCKETS" => "1,64",
+                    "TOOLSTORM_DEVICE" => "sim",
+                    "TOOLSTORM_ORDER" => "host",
+                    "TOOLSTORM_COST" => "slots=0.5",
+                    "TOOLSTORM_LOCKSTEP" => "8:4",
+                    "TOOLSTORM_MAX_CONTEXT" => "1024",
+                    _ => "7",
+                },
+            };
+            let (toggles, unset) = (Toggles::resolve([(variable.name, other)]).unwrap(), Toggles::default());
+            let changed: Vec<_> =
+                toggles.resolved().zip(unset.resolved()).filter(|(now, unset)| now != unset).collect();
+            // The largest batch is the last bucket.
+            let expected = if variable.name == "TOOLSTORM_MAX_BATCH" { 2 } else { 1 };
+            let named = changed.iter().any(|(now, _)| *now == (variable.name, other.to_owned()));
+            assert!(changed.len() == expected && named, "{}: {changed:?}", variable.name);
+        }
+    }
+
+    #[test]
     fn bad_values_and_unknown_names_are_errors_with_a_cure() {
         for (name, value) in [
             ("TOOLSTORM_MAX_BATCH", "0"),
@@ -467,6 +548,19 @@ mod tests {
         ] {
             let error = Toggles::resolve([(name, value)]).unwrap_err();
             assert!(error.to_string().contains(name) && error.cure().is_some(), "{error}");
+        }
+        // What the value's own parser knows is not lost.
+        let token = "replay:ts1-0000000000ff1f36565bc46f1b0000000000000ac5791f8307a0457e8aed6bab3d";
+        for (name, value, message, cure) in [
+            ("TOOLSTORM_COST", "fnn_up=1.25", "`fnn_up` is no constant", "the nearest is `ffn_up`"),
+            ("TOOLSTORM_COST", "ffn_up=0", "the factor is no number", "from 0.01 to 100"),
+            ("TOOLSTORM_ORDER", token, "its checksum does not fit", "paste the whole token"),
+            ("TOOLSTORM_ORDER", "pct:0", "`0` is no bug depth", "pct:3"),
+        ] {
+            let error = Toggles::resolve([(name, value)]).unwrap_err();
+            let said = error.to_string();
+            assert!(said.starts_with(&format!("{name}: ")) && said.contains(message), "{said}");
+            assert!(error.cure().unwrap().contains(cure), "{:?}", error.cure());
         }
         let error = Toggles::resolve([("TOOLSTORM_INDEX_TOPKK", "3")]).unwrap_err();
         assert_eq!(error.to_string(), "unknown variable TOOLSTORM_INDEX_TOPKK");
