@@ -15,11 +15,9 @@ use tokio::{
 use super::examples;
 use crate::{
     engine::{
-        Activity,
         cache::PAGE_TOKENS,
-        canary::CanaryHit,
         config::{Limits, Serving},
-        differential::Divergence,
+        findings,
         gate::Gate,
         handle::Handle,
         lockstep::Lockstep,
@@ -97,8 +95,8 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         }
     })?;
     let found = probed.snapshot().engine;
-    tell_new(first_findings(&found), &mut told, console);
-    tell_new(tallies(&found), &mut told, console);
+    tell_new(findings::first(&found), &mut told, console);
+    tell_new(findings::tallies(&found), &mut told, console);
     Ok(exit::PASS)
 }
 
@@ -166,7 +164,7 @@ fn announce(console: Console, server: &Server, model: &str) {
 async fn tell_findings(engine: &Handle, told: &mut Vec<String>, console: Console) {
     loop {
         tokio::time::sleep(PROBED).await;
-        tell_new(first_findings(&engine.snapshot().engine), told, console);
+        tell_new(findings::first(&engine.snapshot().engine), told, console);
     }
 }
 
@@ -177,31 +175,6 @@ fn tell_new(lines: Vec<String>, told: &mut Vec<String>, console: Console) {
             told.push(line);
         }
     }
-}
-
-/// What each probe found first, in a line.
-fn first_findings(activity: &Activity) -> Vec<String> {
-    let differential = activity.ge_diff_first.as_ref().map(|first| {
-        let Divergence { step, layer, row, entry, captured, eager, replay } = first;
-        let replay = replay.as_ref().map_or_else(String::new, |token| format!("; toolstorm replay {token}"));
-        format!(
-            "GE_DIFF: step {step}, layer {layer}, row {row}, entry {entry}: {captured} captured, {eager} eager{replay}"
-        )
-    });
-    let canary = activity.canary_first.map(|CanaryHit { step, layer, page, slot }| {
-        format!("canary: step {step}, layer {layer}, page {page}, slot {slot} changed and nothing stored it")
-    });
-    differential.into_iter().chain(canary).collect()
-}
-
-/// How much each probe looked at and found, in a line; nothing of a probe that is off.
-fn tallies(activity: &Activity) -> Vec<String> {
-    let part = |found: Option<u64>, of: Option<u64>| Some((found?, of?));
-    let differential = part(activity.ge_diff_divergences, activity.ge_diff_samples)
-        .map(|(found, of)| format!("GE_DIFF: {found} of {of} rows differed"));
-    let canary = part(activity.canary_hits, activity.canary_checks)
-        .map(|(found, of)| format!("canary: {found} keys changed unexplained, in {of} pages checked"));
-    differential.into_iter().chain(canary).collect()
 }
 
 /// The first signal drains, the second one ends.

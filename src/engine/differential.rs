@@ -68,3 +68,37 @@ impl Differential {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        engine::{
+            model::Model,
+            selftest::{Load, dictate},
+            toggles::Toggles,
+        },
+        seed::Seed,
+    };
+
+    #[test]
+    fn logits_of_fp8_keys_agree_and_are_compared() {
+        // Each reader writes its logits by a path of its own.
+        for reader in ["0", "1"] {
+            let toggles = Toggles::resolve([
+                ("TOOLSTORM_DEVICE", "sim"),
+                ("TOOLSTORM_MAX_BATCH", "3"),
+                ("TOOLSTORM_MAX_CONTEXT", "2048"),
+                ("SGLANG_OPT_USE_MULTI_STREAM_OVERLAP", "0"),
+                ("SGLANG_SM120_TRITON_INDEXER", reader),
+                ("TOOLSTORM_GE_DIFF", "1"),
+            ])
+            .unwrap();
+            assert!(!toggles.bf16_index_keys);
+            let mut model = Model::new(&toggles, 24).unwrap();
+            let outcome = dictate(&mut model, Load { rows: 3, context: 2048, turns: 3 }, Seed(8)).unwrap();
+            let differential = model.differential().unwrap();
+            assert_eq!((outcome.wrong, differential.divergences), (0, 0), "{:?}", differential.first);
+            assert!(differential.samples > 300, "{differential:?}");
+        }
+    }
+}

@@ -204,6 +204,10 @@ mod tests {
             overlap_share: Some(0.5),
             device_busy_seconds: Some(1.25),
             race_hits: Some(3),
+            canary_checks: Some(900),
+            canary_hits: Some(4),
+            ge_diff_samples: Some(400),
+            ge_diff_divergences: Some(2),
             ..Activity::default()
         });
         let text = metrics.render();
@@ -213,6 +217,10 @@ mod tests {
             "toolstorm_overlap_share 0.5",
             "toolstorm_device_busy_seconds_total 1.25",
             "toolstorm_race_hits_total 3",
+            "toolstorm_canary_checks_total 900",
+            "toolstorm_canary_hits_total 4",
+            "toolstorm_ge_diff_samples_total 400",
+            "toolstorm_ge_diff_divergences_total 2",
         ] {
             assert!(text.lines().any(|l| l == line), "no `{line}` in\n{text}");
         }

@@ -9,6 +9,7 @@ pub mod canary;
 pub mod chat;
 pub mod config;
 pub mod differential;
+pub mod findings;
 mod forward;
 pub mod gate;
 pub mod geometry;

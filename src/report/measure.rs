@@ -148,6 +148,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         race_hits: None,
         races: None,
         races_failure: None,
+        findings: Vec::new(),
         overlap_share: None,
         virtual_step_us: None,
         server: BTreeMap::new(),
@@ -300,6 +301,9 @@ fn server(sum: &mut ArmSummary, launches: &[&LaunchTally]) {
             }
         }
         sum.races_failure = sum.races_failure.take().or_else(|| launch.races_failure.clone());
+        if sum.findings.is_empty() {
+            sum.findings.clone_from(&launch.findings);
+        }
         sum.hazard_tensors.extend(launch.hazard_tensors.iter().cloned());
         sum.hazards_failure = sum.hazards_failure.take().or_else(|| launch.hazards_failure.clone());
     }

@@ -149,6 +149,9 @@ pub struct ArmSummary {
     /// Why the race log of a launch could not be read.
     #[serde(default)]
     pub races_failure: Option<String>,
+    /// What each probe of the engine found first, in the first launch in which one found something.
+    #[serde(default)]
+    pub findings: Vec<String>,
     /// Share of busy time with two or more streams active, where the engine says.
     pub overlap_share: Option<f64>,
     /// Mean virtual time of a decode step, where the engine says.

@@ -158,6 +158,7 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     parts.extend(arm.races_failure.iter().map(|why| format!("a race log could not be read: {why}")));
     parts.extend(arm.races.iter().flatten().map(|(kind, count)| format!("{count} × {kind}")));
     parts.extend(probes(arm));
+    parts.extend(arm.findings.iter().cloned());
     parts.extend(work(arm));
     parts
 }
@@ -183,4 +184,77 @@ fn probes(arm: &ArmSummary) -> Vec<String> {
     let (hits, pages) = (counted("canary_hits_total"), counted("canary_checks_total"));
     let canary = (pages > 0.0).then(|| format!("canary: {hits} keys changed unexplained, in {pages} pages checked"));
     differential.into_iter().chain(canary).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::{
+        report::{measure, tally::Tally},
+        run::{Overrides, RunEvent, resolve},
+        scenario::file,
+    };
+
+    /// What a launch's server counted, and what its probes found first.
+    type Ended<'a> = (&'a [(&'a str, f64)], &'a [&'a str]);
+
+    /// What the first arm's row does not show, after two launches that ended so.
+    fn told(launches: [Ended<'_>; 2]) -> Vec<String> {
+        let (matrix, scenario) = file::matrix("quick").unwrap();
+        let plan = resolve(matrix, scenario, &Overrides::default()).unwrap();
+        let mut tally = Tally::default();
+        for (launch, (server, findings)) in (0..).zip(launches) {
+            tally.add(&RunEvent::LaunchStarted {
+                launch,
+                arm: plan.arms[0].name.clone(),
+                seed: 0,
+                sessions: vec![0],
+                config: serde_json::Value::Null,
+                started_at: String::new(),
+            });
+            tally.add(&RunEvent::LaunchEnded {
+                launch,
+                complete: true,
+                server: server.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect::<BTreeMap<_, _>>(),
+                hazards: None,
+                hazard_tensors: Vec::new(),
+                hazards_failure: None,
+                findings: findings.iter().map(|line| (*line).to_owned()).collect(),
+                races: None,
+                races_failure: None,
+                wall_ms: 0.0,
+            });
+        }
+        details(&measure::summary(&plan, &tally, None).arms[0])
+    }
+
+    #[test]
+    fn probes_are_told_with_what_they_found_first() {
+        let counted = [
+            ("ge_diff_divergences_total", 1.0),
+            ("ge_diff_samples_total", 200.0),
+            ("canary_hits_total", 2.0),
+            ("canary_checks_total", 450.0),
+        ];
+        let told = told([(&counted, &[]), (&counted, &["GE_DIFF: step 7", "canary: step 9"])]);
+        assert_eq!(
+            told,
+            [
+                "GE_DIFF rows that differed: 2 of 400",
+                "canary: 4 keys changed unexplained, in 900 pages checked",
+                "GE_DIFF: step 7",
+                "canary: step 9",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_probe_that_found_nothing_is_told_and_one_that_did_not_look_is_not() {
+        let clean =
+            [("ge_diff_divergences_total", 0.0), ("ge_diff_samples_total", 200.0), ("canary_checks_total", 0.0)];
+        assert_eq!(told([(&clean, &[]), (&clean, &[])]), ["GE_DIFF rows that differed: 0 of 400"]);
+        assert!(told([(&[], &[]), (&[], &[])]).is_empty());
+    }
 }

@@ -38,6 +38,8 @@ pub struct LaunchTally {
     pub config: Value,
     /// Hazards of its captured graphs.
     pub hazards: Option<u64>,
+    /// What each of its server's probes found first.
+    pub findings: Vec<String>,
     /// What its server's race log holds.
     pub races: Option<Races>,
     /// Why it could not be read.
@@ -127,6 +129,7 @@ impl Tally {
                 hazards,
                 hazard_tensors,
                 hazards_failure,
+                findings,
                 races,
                 races_failure,
                 wall_ms,
@@ -135,6 +138,7 @@ impl Tally {
                 launch.complete = *complete;
                 launch.server.clone_from(server);
                 launch.hazards = *hazards;
+                launch.findings.clone_from(findings);
                 launch.races.clone_from(races);
                 launch.races_failure.clone_from(races_failure);
                 launch.hazard_tensors.clone_from(hazard_tensors);

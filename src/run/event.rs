@@ -104,6 +104,9 @@ pub enum RunEvent {
         /// Why they are not known, or not all of them, where they were asked for.
         #[serde(default)]
         hazards_failure: Option<String>,
+        /// What each probe of the server found first.
+        #[serde(default)]
+        findings: Vec<String>,
         /// What the server's race log holds, where it has one.
         #[serde(default)]
         races: Option<Races>,

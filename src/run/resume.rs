@@ -85,6 +85,7 @@ mod tests {
             hazards_failure: None,
             races: None,
             races_failure: None,
+            findings: Vec::new(),
             wall_ms: 0.0,
         }
     }

@@ -230,6 +230,7 @@ impl Runner<'_> {
         let races = races.and_then(|page| page.map(Races::read).transpose());
         let (races, races_failure) = races.map_or_else(|error| (None, Some(error)), |races| (races, None));
         let server = metrics.map(|text| samples(&text)).unwrap_or_default();
+        let findings = if complete && job.races { findings(client.json("/stats").await) } else { Vec::new() };
         let hazards = if complete { self.hazards(todo, arm).await } else { None };
         let complete = !self.stop.is_cancelled();
         let (found, hazards_failure) = match hazards.transpose() {
@@ -246,6 +247,7 @@ impl Runner<'_> {
                 .map(|found| format!("graphs that could not be read: {}", found.missing))
                 .or(hazards_failure),
             hazard_tensors: found.map(|found| found.tensors).unwrap_or_default(),
+            findings,
             races,
             races_failure,
             wall_ms,
@@ -423,6 +425,17 @@ fn samples(page: &str) -> BTreeMap<String, f64> {
 pub fn folder_name(clock: Clock, name: &str, id: &str) -> String {
     let second = clock.timestamp().strftime("%Y%m%dT%H%M%SZ");
     format!("{second}-{}-{id}", evidence::file_name(name))
+}
+
+/// What each probe found first, of what `GET /stats` says; a page that cannot be read is told in their place.
+fn findings(page: std::result::Result<Option<Value>, String>) -> Vec<String> {
+    match page {
+        Ok(page) => {
+            let findings = page.as_ref().and_then(|page| page["findings"].as_array());
+            findings.into_iter().flatten().filter_map(|line| Some(line.as_str()?.to_owned())).collect()
+        }
+        Err(error) => vec![format!("what the probes found first could not be read: {error}")],
+    }
 }
 
 /// The name of the log of a launch's server.

@@ -1,6 +1,6 @@
 //! Why a call was corrupted, and the same corruption again.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -127,4 +127,50 @@ fn a_token_that_no_result_names_is_refused() {
     let ran = context.run(&["replay", token]);
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("no result in results names the token") && ran.stderr.contains("--output-dir"));
+}
+
+/// Both probes beside the load: what they looked at is in the log of the server and in every report, and a token that only
+/// a log names is replayed.
+#[test]
+fn probes_are_reported_and_a_token_of_a_log_is_replayed() {
+    let context = TestContext::new();
+    let probes = "[arm.env]\nTOOLSTORM_GE_DIFF = \"1\"\nTOOLSTORM_INDEX_K_CANARY = \"1\"";
+    context.write("small.toml", SCENARIO);
+    context.write("raced.toml", &MATRIX.replace("sessions = 6", "sessions = 3").replace("[arm.env]", probes));
+    let ran = context.run(&["matrix", "raced.toml", "--quiet"]);
+    let result = context.result();
+    let summary: Value = serde_json::from_str(&read(&result.join("summary.json"))).unwrap();
+    let arm = &summary["arms"][0];
+    let counted = |name: &str| arm["server"][name].as_f64().unwrap_or_else(|| panic!("no {name}: {}", arm["server"]));
+    let (rows, pages) = (counted("ge_diff_samples_total"), counted("canary_checks_total"));
+    assert!(rows > 50.0 && pages > 50.0, "{rows} rows, {pages} pages");
+    // The races of this order overwrite logits and workspace, which GE_DIFF copies first, and no index key.
+    let told = format!("GE_DIFF rows that differed: 0 of {rows}, canary: 0 keys changed unexplained, in {pages} pages");
+    for report in [&ran.stdout, &read(&result.join("report.html")), &read(&result.join("summary.md"))] {
+        assert!(report.contains(&told), "no `{told}` in {report}");
+    }
+    assert_eq!(arm["findings"], Value::Array(vec![]));
+    let log = result.join("server-only-0.log");
+    let lines = read(&log);
+    for line in [format!("GE_DIFF: 0 of {rows} rows differed"), format!("in {pages} pages checked")] {
+        assert!(lines.contains(&line), "no `{line}` in {lines}");
+    }
+    // A token comes into a log with a finding; this one is of a step that raced.
+    let token = token_of(&result);
+    std::fs::write(&log, format!("{lines}GE_DIFF: step 3; toolstorm replay {token}\n")).unwrap();
+    std::fs::remove_dir_all(result.join("evidence")).unwrap();
+    let ran = context.run(&["replay", &token, "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let replayed = ran.json();
+    assert_eq!(replayed["token"], token.as_str());
+    assert!(!replayed["replayed"]["hits"].as_array().unwrap().is_empty(), "{replayed}");
+}
+
+/// A token in the evidence of a result.
+fn token_of(result: &Path) -> String {
+    let evidence = std::fs::read_dir(result.join("evidence")).expect("nothing was corrupted");
+    let mut logs = evidence.map(|entry| entry.unwrap().path().join("round-00-races.json"));
+    let log = logs.find_map(|path| std::fs::read_to_string(path).ok()).expect("no race log");
+    let log: Value = serde_json::from_str(&log).unwrap();
+    log["hits"][0]["replay"].as_str().unwrap().to_owned()
 }

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     engine::{
+        findings,
         lockstep::Place,
         request::{self, Event, Failure},
     },
@@ -243,7 +244,10 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 pub(super) async fn stats(State(app): State<Arc<App>>) -> Response {
-    Json(app.engine.snapshot()).into_response()
+    let snapshot = app.engine.snapshot();
+    let mut page = json!(snapshot);
+    page["findings"] = findings::first(&snapshot.engine).into();
+    Json(page).into_response()
 }
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
