@@ -35,6 +35,7 @@ use toolstorm::{
         request::Request,
         server::Server,
         snapshot::Snapshot,
+        toggles::Toggles,
         tokenizer::Token,
     },
     error::{Error, Result},
@@ -320,6 +321,30 @@ async fn the_other_routes_answer() {
     assert_eq!(server.get("/v1/chat/completions").await.0, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(server.get("/races?round=1").await.0, StatusCode::BAD_REQUEST);
     server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn variables_decide_what_is_served() {
+    let mut seen = Vec::new();
+    for (switch, sse_tokens) in [("1", "1"), ("0", "16")] {
+        let variables = [("METRICS", switch), ("PREFIX_CACHE", switch), ("SSE_TOKENS", sse_tokens)];
+        let toggles = Toggles::resolve(variables.map(|(name, value)| (format!("TOOLSTORM_{name}"), value))).unwrap();
+        let (limits, serving) = (Limits::new(&toggles, 16), Serving::new(&toggles, MODEL));
+        let server = Setup { limits, serving, ..Setup::default() }.start().await;
+        let want = [call(1), call(2)];
+        server.chat(&request(&want, true)).await.text().await.unwrap();
+        let text = server.chat(&request(&want, true)).await.text().await.unwrap();
+        assert_eq!(calls_of_stream(&text).0, want);
+        let answer: Value = server.chat(&request(&want, false)).await.json().await.unwrap();
+        let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+        let metrics = server.client.get(format!("{}/metrics", server.url)).send().await.unwrap().status();
+        seen.push((metrics, cached, text.matches("data: ").count()));
+        server.stop().await.unwrap();
+    }
+    let [(metrics, cached, events), (no_metrics, uncached, fewer)] = seen[..] else { panic!("{seen:?}") };
+    assert_eq!((metrics, no_metrics), (StatusCode::OK, StatusCode::NOT_FOUND));
+    assert!(cached > 0 && uncached == 0, "{cached} and {uncached} tokens from the prefix cache");
+    assert!(events > 4 * fewer, "{events} events of one token and {fewer} of sixteen");
 }
 
 #[tokio::test]
