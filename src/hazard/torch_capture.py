@@ -27,6 +27,9 @@ import traceback
 FORMAT = "toolstorm-capture/1"
 HISTORY_ENTRIES = 1_000_000
 FRAMES = 8
+# CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, and CUDA_ERROR_INVALID_VALUE, with which the driver ends a kernel's parameters.
+PROGRAMMATIC = 1
+NO_SUCH_PARAMETER = 1
 
 
 def toolstorm_capture(path, marks="both"):
@@ -326,7 +329,13 @@ def _dispatch_mode(marks):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Dispatch(TorchDispatchMode):
-        """Marks before and after every dispatched operation."""
+        """Marks before and after every dispatched operation, and leaves compiled code compiled."""
+
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls):
+            return True
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             marks.mark()
@@ -461,31 +470,41 @@ def _checked(answer):
 def _graph(handle):
     import torch
 
-    cu = _driver()
-    nodes, edges = _nodes_and_edges(cu, cu.CUgraph(handle))
+    cu, early = _driver(), []
+    nodes, edges = _nodes_and_edges(cu, cu.CUgraph(handle), early)
+    warnings = [f"order is assumed along {len(early)} programmatic edges, where only the kernels keep it"] if early else []
     source = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
-    return {"format": FORMAT, "source": source, "warnings": [], "nodes": nodes, "edges": edges, "marks": []}
+    return {"format": FORMAT, "source": source, "warnings": warnings, "nodes": nodes, "edges": edges, "marks": []}
 
 
-def _nodes_and_edges(cu, graph):
+def _nodes_and_edges(cu, graph, early):
+    """`early` takes the edges along which a node may start before the one in front of it has ended."""
     _, count = _checked(cu.cuGraphGetNodes(graph, 0))
     handles, _ = _checked(cu.cuGraphGetNodes(graph, count)) if count else ([], 0)
     index = {int(handle): at for at, handle in enumerate(handles)}
-    answer = cu.cuGraphGetEdges(graph, 0)
+    # The call without edge data refuses graphs that have any; newer bindings have only the other, under the old name.
+    get_edges = getattr(cu, "cuGraphGetEdges_v2", None) or cu.cuGraphGetEdges
+    answer = get_edges(graph, 0)
     _checked(answer)
     edges = []
     if answer[-1]:
-        answer = cu.cuGraphGetEdges(graph, answer[-1])
+        answer = get_edges(graph, answer[-1])
         _checked(answer)
         edges = [[index[int(a)], index[int(b)]] for a, b in zip(answer[1], answer[2])]
-    return [_node(cu, handle) for handle in handles], edges
+        data = answer[3] if len(answer) == 5 else []
+        early += [edge for edge, of in zip(edges, data) if of is not None and int(of.type) == PROGRAMMATIC]
+    return [_node(cu, handle, early) for handle in handles], edges
 
 
-def _node(cu, handle):
+def _node(cu, handle, early):
     kind = str(_checked(cu.cuGraphNodeGetType(handle))).split(".")[-1].split(":")[0]
     kind = kind.replace("CU_GRAPH_NODE_TYPE_", "").lower()
     record = {"kind": kind, "name": None, "params": []}
-    reader = {"kernel": _kernel, "memcpy": _memcpy, "memset": _memset, "graph": _child}.get(kind)
+    if kind == "graph":
+        child = _checked(cu.cuGraphChildGraphNodeGetGraph(handle))
+        record["nodes"], record["edges"] = _nodes_and_edges(cu, child, early)
+        return record
+    reader = {"kernel": _kernel, "memcpy": _memcpy, "memset": _memset}.get(kind)
     if reader is not None:
         reader(cu, handle, record)
     return record
@@ -536,7 +555,7 @@ def _parameter_size(cu, parameters, function, index):
     if query is None:
         return _parameter_size_by_ctypes(parameters, function, index)
     answer = query(parameters.func if function else parameters.kern, index)
-    return int(answer[2]) if int(answer[0]) == 0 else None
+    return None if int(answer[0]) == NO_SUCH_PARAMETER else int(_checked(answer)[1])
 
 
 def _parameter_size_by_ctypes(parameters, function, index):
@@ -546,6 +565,8 @@ def _parameter_size_by_ctypes(parameters, function, index):
     owner = ctypes.c_void_p(function or int(parameters.kern))
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     failed = query(owner, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size))
+    if failed not in (0, NO_SUCH_PARAMETER):
+        raise RuntimeError(f"the CUDA driver answers {failed} when asked for a kernel's parameters")
     return None if failed else size.value
 
 
@@ -585,6 +606,3 @@ def _memset(cu, handle, record):
     record["bytes"] = int(fill.width) * int(fill.elementSize)
     record["rows"] = max(int(fill.height), 1)
 
-
-def _child(cu, handle, record):
-    record["nodes"], record["edges"] = _nodes_and_edges(cu, _checked(cu.cuGraphChildGraphNodeGetGraph(handle)))

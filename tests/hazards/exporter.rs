@@ -104,6 +104,16 @@ fn a_release_that_cannot_keep_graphs_is_read_during_the_capture() {
 }
 
 #[test]
+fn edges_that_only_the_kernels_keep_are_warned_about() {
+    let (code, report, stderr) = launch_with(&[("FAKE_DRIVER", "early")], &[], &[&program("program.py"), "hold"]);
+    assert_eq!(code, 0, "{stderr}");
+    for graph in report["graphs"].as_array().unwrap() {
+        let warnings = graph["warnings"].as_array().unwrap();
+        assert!(warnings.iter().any(|w| w.as_str().unwrap().contains("programmatic edges")), "{warnings:?}");
+    }
+}
+
+#[test]
 fn what_fails_in_the_exporter_never_reaches_the_program() {
     for (how, message) in [("missing", "no bindings here"), ("breaks", "marks could not be taken")] {
         let (code, _, stderr) = launch_with(&[("FAKE_DRIVER", how)], &[], &[&program("program.py"), "mistake"]);

@@ -1,6 +1,7 @@
 """The driver's calls over the fake graphs; parameters lie in real memory, as the driver's do.
 
-With FAKE_DRIVER=missing there are no bindings; with FAKE_DRIVER=breaks they fail in the middle of a capture.
+With FAKE_DRIVER=missing there are no bindings; with FAKE_DRIVER=breaks they fail in the middle of a capture; with
+FAKE_DRIVER=early every edge is programmatic.
 """
 
 import ctypes
@@ -44,7 +45,12 @@ def cuGraphGetEdges(graph, count):
     raw = graphs.GRAPHS[graph]
     handles = _handles(raw)
     edges = raw.edges[:count]
-    return (0, [handles[a] for a, _ in edges], [handles[b] for _, b in edges], [None] * len(edges), len(raw.edges))
+    data = _Edge() if os.environ.get("FAKE_DRIVER") == "early" else None
+    return (0, [handles[a] for a, _ in edges], [handles[b] for _, b in edges], [data] * len(edges), len(raw.edges))
+
+
+class _Edge:
+    type = 1
 
 
 def cuGraphNodeGetType(handle):
