@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     drive::Exchange,
+    scenario::hex,
     validate::{ExpectedCall, Verdict},
 };
 
@@ -142,8 +143,7 @@ fn broke(hit: &Value, dictated: &[u8]) -> bool {
 
 /// The first eight bytes of the SHA-256 in hexadecimal, as the race log has it of an answer.
 fn digest(answer: &[u8]) -> String {
-    let head = Sha256::digest(answer).iter().take(8).fold(0u64, |head, byte| head << 8 | u64::from(*byte));
-    format!("{head:016x}")
+    hex(&Sha256::digest(answer)[..8])
 }
 
 #[cfg(test)]
