@@ -605,4 +605,3 @@ def _memset(cu, handle, record):
     record["pitch"] = [int(fill.pitch)]
     record["bytes"] = int(fill.width) * int(fill.elementSize)
     record["rows"] = max(int(fill.height), 1)
-

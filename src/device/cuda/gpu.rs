@@ -246,8 +246,8 @@ impl Gpu {
         unsafe { memcpy_htod_sync(address, bytes) }.map_err(|error| failed("a copy to the device", error))
     }
 
-    /// Page-locked memory for copies that run on. A driver may read pageable memory after an asynchronous copy from it
-    /// has returned: where the device can read the process's memory, and under a sanitizer, it does.
+    /// Page-locked memory for copies that run on: the driver does not promise to have read pageable memory when an
+    /// asynchronous copy from it returns.
     pub(super) fn staging(&self, bytes: usize) -> Result<Staging> {
         self.bind()?;
         // SAFETY: takes no memory of ours; the driver's context outlives the process's use of it.
