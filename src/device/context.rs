@@ -59,6 +59,8 @@ struct Host {
     weights: u32,
     lifetimes: BTreeMap<LifetimeId, Tracked>,
     next_lifetime: u32,
+    /// Lifetimes that ended since the last synchronisation.
+    ended: Vec<LifetimeId>,
     /// Freed blocks that another stream may still use, with the events that end its use.
     awaiting: Vec<Awaiting>,
     /// Blocks whose free waits for the capture's end.
@@ -71,7 +73,6 @@ struct Host {
 struct Tracked {
     lifetime: Lifetime,
     pool: PoolId,
-    freed: bool,
     /// Allocated or freed during the capture that is under way.
     touched: bool,
     /// Seen by a finished capture, whose ops may name it for ever.
@@ -342,13 +343,13 @@ impl Host {
         let lifetime =
             Lifetime { id, name, address, bytes, stream, allocated_at, freed_at: None, layer, recorded: Vec::new() };
         self.lifetimes
-            .insert(id, Tracked { lifetime, pool, freed: false, touched: allocated_at.is_some(), captured: false });
+            .insert(id, Tracked { lifetime, pool, touched: allocated_at.is_some(), captured: false });
         id
     }
 
     fn free(&mut self, id: LifetimeId, backend: &mut dyn Backend) {
         let Some(tracked) = self.lifetimes.get_mut(&id) else { return };
-        tracked.freed = true;
+        self.ended.push(id);
         let (pool, address) = (tracked.pool, tracked.lifetime.address);
         let users = tracked.lifetime.recorded.clone();
         if let Some(capture) = &self.capture {
@@ -453,7 +454,11 @@ impl Host {
         for block in std::mem::take(&mut self.awaiting) {
             self.allocator.free(block.pool, block.address);
         }
-        self.lifetimes.retain(|_, tracked| tracked.captured || !tracked.freed);
+        for id in self.ended.drain(..) {
+            if self.lifetimes.get(&id).is_some_and(|tracked| !tracked.captured) {
+                self.lifetimes.remove(&id);
+            }
+        }
     }
 }
 

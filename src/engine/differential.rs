@@ -50,7 +50,11 @@ impl Differential {
             for row in 0..batch.rows {
                 self.samples += 1;
                 let live = row * stride..row * stride + batch.entries(row) as usize * 4;
-                let differing = captured[live.clone()].chunks(4).zip(eager[live].chunks(4)).position(|(a, b)| a != b);
+                let (captured_row, eager_row) = (&captured[live.clone()], &eager[live]);
+                if captured_row == eager_row {
+                    continue;
+                }
+                let differing = captured_row.chunks(4).zip(eager_row.chunks(4)).position(|(a, b)| a != b);
                 let Some(entry) = differing else { continue };
                 self.divergences += 1;
                 let value = |bytes: &[u8]| bytemuck::pod_read_unaligned(&bytes[row * stride + entry * 4..][..4]);

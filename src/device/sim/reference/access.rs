@@ -8,7 +8,7 @@ use super::{
     cache::{entry_page, entry_place, entry_range, key_ranges, ring_slot, window_slot},
     grid::completed,
     index::{page_keys, table_words, tile},
-    matmul::slices,
+    matmul::slice,
     prefill::{Target, targets},
     topk::{entry_of, logits_read},
 };
@@ -98,43 +98,42 @@ impl Accesses<'_> {
             self.all_rows(operand.region);
         }
         let output = op.writes[0].region;
-        self.slices(Touch::Write, output, &slices(op, &[*block], output.row_stride, output.len));
+        self.slice(Touch::Write, output, &slice(op, [block, block], output.row_stride, output.len));
     }
 
-    fn slices(&mut self, touch: Touch, region: Region, slices: &[Range<u64>]) {
+    fn slice(&mut self, touch: Touch, region: Region, slice: &Range<u64>) {
         for row in 0..region.rows {
             let start = region.row(row).start;
-            for slice in slices {
-                self.touch(touch, start + slice.start..start + slice.end);
-            }
+            self.touch(touch, start + slice.start..start + slice.end);
         }
     }
 
     fn output(&mut self, block: &Block) {
         let output = self.op.writes[0].region;
-        let slices = slices(self.op, &[*block], output.row_stride, output.len);
+        let slice = slice(self.op, [block, block], output.row_stride, output.len);
         for at in [0, 1] {
             let region = self.read(at);
             self.all_rows(region);
         }
         let residual = self.read(2);
-        self.slices(Touch::Read, residual, &slices);
-        self.slices(Touch::Write, output, &slices);
+        self.slice(Touch::Read, residual, &slice);
+        self.slice(Touch::Write, output, &slice);
     }
 
     fn compress(&mut self, block: &Block) {
         let [hidden, positions, pages] = [0, 1, 2].map(|at| self.read(at));
         let ring = self.op.writes[0].region;
         let width = ring.row_stride / RING;
-        let slices = slices(self.op, &[*block], width, width);
-        let mut slots = Vec::new();
+        let slice = slice(self.op, [block, block], width, width);
         for row in 0..hidden.rows {
-            let (position, page) = (self.index(positions.row(row)), self.index(pages.row(row)));
-            slots.extend(ring_slot(ring, page, i64::from(position)));
+            self.index(positions.row(row));
+            self.index(pages.row(row));
         }
         self.all_rows(hidden);
-        for slot in slots {
-            for slice in &slices {
+        let memory = self.memory;
+        let word = |region: Region, row| memory.slice::<i32>(region.row(row))[0];
+        for row in 0..hidden.rows {
+            if let Some(slot) = ring_slot(ring, word(pages, row), i64::from(word(positions, row))) {
                 self.touch(Touch::Write, slot.start + slice.start..slot.start + slice.end);
             }
         }
@@ -217,18 +216,20 @@ impl Accesses<'_> {
 
     fn attention(&mut self, k: usize) {
         let (position, page) = (self.index_row(2), self.index_row(3));
-        let memory = self.memory;
-        let mut entries = Vec::new();
-        if k > 0 {
-            let (cache, indices) = (self.read(4), self.read(5));
-            let words = index_words(indices, self.row, k);
+        let entries = (k > 0).then(|| (self.read(4), index_words(self.read(5), self.row, k)));
+        if let Some((_, words)) = &entries {
             self.touch(Touch::Index, words.clone());
-            entries.extend(memory.slice::<i32>(words).iter().filter_map(|&index| entry_of(cache, index, ENTRY)));
         }
         let (query, window) = (self.read(0), self.read(1));
         self.touch_row(Touch::Read, query);
-        for range in window_ranges(window, page, position).into_iter().chain(entries) {
+        for range in window_ranges(window, page, position) {
             self.touch(Touch::Read, range);
+        }
+        if let Some((cache, words)) = entries {
+            let memory = self.memory;
+            for range in memory.slice::<i32>(words).iter().filter_map(|&index| entry_of(cache, index, ENTRY)) {
+                self.touch(Touch::Read, range);
+            }
         }
         self.touch_row(Touch::Write, self.op.writes[0].region);
     }

@@ -1,6 +1,9 @@
 //! The indexer: finished queries, and logits over paged keys.
 
-use std::{cell::RefMut, ops::Range};
+use std::{
+    cell::{OnceCell, RefMut},
+    ops::Range,
+};
 
 use super::{
     super::{View, Writes},
@@ -44,11 +47,14 @@ pub(super) fn rope(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<
 
 /// One row's query and how many keys it has.
 struct Row<'a> {
-    query: [[f32; DIM]; HEADS],
+    source: &'a [u8],
+    dims: OnceCell<Dims>,
     weights: &'a [f32],
     packed: Option<Query>,
     entries: u64,
 }
+
+type Dims = [[f32; DIM]; HEADS];
 
 /// First and past-the-last index that a tile visits, given the row's entries.
 pub(super) fn tile(part: u32, entries: u64, width: u64, reader: Reader) -> Range<u64> {
@@ -81,7 +87,7 @@ pub(super) fn logits(
     for block in blocks {
         let number = u64::from(block.index);
         if current.as_ref().is_none_or(|(row, _)| *row != block.index) {
-            current = Some((block.index, read_row(op, number, view, format, shadow.is_some())));
+            current = Some((block.index, read_row(op, number, view, format, shadow.as_deref_mut())));
         }
         let Some((_, row)) = &current else { continue };
         let visited = tile(block.part, row.entries, target.len / 4, reader);
@@ -101,27 +107,24 @@ pub(super) fn logits(
     }
 }
 
-fn read_row<'a>(op: &Op, row: u64, view: &View<'a>, format: KeyFormat, pack: bool) -> Row<'a> {
+fn read_row<'a>(op: &Op, row: u64, view: &View<'a>, format: KeyFormat, shadow: Option<&mut Shadow>) -> Row<'a> {
     let [query, weights, positions] = [0, 1, 4].map(|at| op.reads[at].region);
     let entries = completed(view.slice::<i32>(positions.row(row))[0]);
+    let (source, weights) = (view.bytes(query.row(row)), view.slice::<f32>(weights.row(row)));
+    let packed = shadow.and_then(|shadow| shadow.query(row as usize, source, weights, || dims(source, format)));
+    Row { source, dims: OnceCell::new(), weights, packed, entries }
+}
+
+fn dims(source: &[u8], format: KeyFormat) -> Dims {
     let mut dims = [[0.0; DIM]; HEADS];
+    let out = dims.as_flattened_mut().iter_mut();
     match format {
         KeyFormat::Bf16 => {
-            let source = view.slice::<u16>(query.row(row)).chunks_exact(DIM);
-            for (out, &value) in dims.iter_mut().zip(source).flat_map(|(out, source)| out.iter_mut().zip(source)) {
-                *out = value.get();
-            }
+            out.zip(bytemuck::cast_slice::<u8, u16>(source)).for_each(|(out, &value)| *out = value.get());
         }
-        KeyFormat::Fp8 => {
-            let source = view.bytes(query.row(row)).chunks_exact(DIM);
-            for (out, &code) in dims.iter_mut().zip(source).flat_map(|(out, source)| out.iter_mut().zip(source)) {
-                *out = e4m3::decode(code);
-            }
-        }
+        KeyFormat::Fp8 => out.zip(source).for_each(|(out, &code)| *out = e4m3::decode(code)),
     }
-    let weights = view.slice::<f32>(weights.row(row));
-    let packed = if pack { Query::new(&dims, weights) } else { None };
-    Row { query: dims, weights, packed, entries }
+    dims
 }
 
 fn page_logits(
@@ -182,8 +185,9 @@ fn dense_logit(
             }
         }
     }
+    let query = row.dims.get_or_init(|| self::dims(row.source, format));
     let sum =
-        row.query.iter().zip(row.weights).fold(0.0, |sum, (query, &weight)| sum + weight * dot(query, &dims).max(0.0));
+        query.iter().zip(row.weights).fold(0.0, |sum, (query, &weight)| sum + weight * dot(query, &dims).max(0.0));
     if format == KeyFormat::Fp8 { sum * view.slice::<f32>(scales.clone())[key] } else { sum }
 }
 

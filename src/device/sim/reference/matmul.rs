@@ -8,7 +8,7 @@ use super::{
 };
 use crate::device::{
     Block, Op, SparseWeight,
-    kernel::{Grid, HIDDEN, LIVE, QUANTISE_GROUP, RING},
+    kernel::{Grid, HIDDEN, LIVE, Q_LORA, QUANTISE_GROUP, RING},
 };
 
 /// A weight prepared for the CPU: maximal runs of outputs that each take one input, consecutive ones from consecutive
@@ -85,21 +85,17 @@ impl Plan {
     }
 }
 
-/// The column slices of `blocks`, joined where they touch, as byte ranges of a row of `len` bytes.
-pub(super) fn slices(op: &Op, blocks: &[Block], stride: u64, len: u64) -> Vec<Range<u64>> {
-    let Grid::Columns(count) = op.kernel.grid() else { return Vec::new() };
+/// The column slice of the blocks from `first` to `last`, as a byte range of a row of `len` bytes.
+pub(super) fn slice(op: &Op, [first, last]: [&Block; 2], stride: u64, len: u64) -> Range<u64> {
+    let Grid::Columns(count) = op.kernel.grid() else { return 0..0 };
     let width = stride / u64::from(count);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for block in blocks {
-        let start = u64::from(block.index) * width;
-        let slice = start.min(len)..(start + width).min(len);
-        match joined.last_mut() {
-            Some(last) if last.end == slice.start => last.end = slice.end,
-            _ if slice.is_empty() => {}
-            _ => joined.push(slice),
-        }
-    }
-    joined
+    (u64::from(first.index) * width).min(len)..((u64::from(last.index) + 1) * width).min(len)
+}
+
+/// The column slices of `blocks`, joined where they touch.
+fn slices<'a>(op: &'a Op, blocks: &'a [Block], stride: u64, len: u64) -> impl Iterator<Item = Range<u64>> + 'a {
+    let runs = blocks.chunk_by(|block, next| block.index + 1 == next.index);
+    runs.map(move |run| slice(op, [&run[0], &run[run.len() - 1]], stride, len)).filter(|slice| !slice.is_empty())
 }
 
 pub(super) fn matmul(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, plan: &Plan) {
@@ -110,14 +106,18 @@ pub(super) fn matmul(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Write
             let source = view.slice::<u16>(input.row(row));
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
-            vectorised(|| plan.apply(outputs.clone(), source, target));
+            vectorised(
+                #[inline(always)]
+                || plan.apply(outputs.clone(), source, target),
+            );
         }
     }
 }
 
 pub(super) fn query(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, plan: &Plan) {
     let (codes, scales, output) = (op.reads[0].region, op.reads[1].region, op.writes[0].region);
-    let mut source = vec![0.0f32; codes.len as usize];
+    let mut dims = [0.0f32; Q_LORA as usize];
+    let source = &mut dims[..codes.len as usize];
     for slice in slices(op, blocks, output.row_stride, output.len) {
         let outputs = slice.start as usize / 2..slice.end as usize / 2;
         for row in 0..output.rows {
@@ -130,7 +130,10 @@ pub(super) fn query(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes
             }
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
-            vectorised(|| plan.apply(outputs.clone(), &source, target));
+            vectorised(
+                #[inline(always)]
+                || plan.apply(outputs.clone(), source, target),
+            );
         }
     }
 }
@@ -138,7 +141,7 @@ pub(super) fn query(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes
 pub(super) fn output(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, plan: &Plan) {
     let [attention, ballast, residual] = [0, 1, 2].map(|at| op.reads[at].region);
     let output = op.writes[0].region;
-    let mut update = vec![0.0f32; HIDDEN as usize];
+    let mut update = [0.0f32; HIDDEN as usize];
     for slice in slices(op, blocks, output.row_stride, output.len) {
         let outputs = slice.start as usize / 2..slice.end as usize / 2;
         for row in 0..output.rows {
@@ -149,20 +152,23 @@ pub(super) fn output(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Write
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
             let update = &mut update[..outputs.len()];
-            vectorised(|| {
-                plan.apply(outputs.clone(), attended, update);
-                for ((out, &x), &added) in target.iter_mut().zip(before).zip(&*update) {
-                    *out = u16::put(x.get() + added);
-                }
-                let first = outputs.start.max(LIVE as usize);
-                if first < outputs.end {
-                    let fed = &fed[first - LIVE as usize..outputs.end - LIVE as usize];
-                    let ballast = first - outputs.start;
-                    for ((out, &x), &y) in target[ballast..].iter_mut().zip(&before[ballast..]).zip(fed) {
-                        *out = u16::put(x.get() + y.get());
+            vectorised(
+                #[inline(always)]
+                || {
+                    plan.apply(outputs.clone(), attended, update);
+                    for ((out, &x), &added) in target.iter_mut().zip(before).zip(&*update) {
+                        *out = u16::put(x.get() + added);
                     }
-                }
-            });
+                    let first = outputs.start.max(LIVE as usize);
+                    if first < outputs.end {
+                        let fed = &fed[first - LIVE as usize..outputs.end - LIVE as usize];
+                        let ballast = first - outputs.start;
+                        for ((out, &x), &y) in target[ballast..].iter_mut().zip(&before[ballast..]).zip(fed) {
+                            *out = u16::put(x.get() + y.get());
+                        }
+                    }
+                },
+            );
         }
     }
 }
@@ -178,7 +184,10 @@ pub(super) fn compress(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Wri
             let Some(slot) = super::cache::ring_slot(ring, page, i64::from(position)) else { continue };
             let source = view.slice::<u16>(hidden.row(row));
             let target = out.slice::<f32>(slot.start + slice.start..slot.start + slice.end);
-            vectorised(|| plan.apply(outputs.clone(), source, target));
+            vectorised(
+                #[inline(always)]
+                || plan.apply(outputs.clone(), source, target),
+            );
         }
     }
 }

@@ -33,6 +33,8 @@ pub struct Reference {
     plans: RefCell<BTreeMap<WeightId, Rc<matmul::Plan>>>,
     codes: RefCell<BTreeMap<WeightId, Rc<prefill::Codes>>>,
     keys: RefCell<packed::Shadow>,
+    attention: RefCell<attention::Scratch>,
+    topk: RefCell<topk::Scratch>,
     dense_only: bool,
 }
 
@@ -92,10 +94,11 @@ impl Kernels for Reference {
                 let shadow = (!self.dense_only).then(|| self.keys.borrow_mut());
                 index::logits(op, blocks, view, out, (*format, *reader), shadow);
             }
-            Kernel::TopkSelect { k } => topk::select(op, blocks, view, out, *k as usize),
+            Kernel::TopkSelect { k } => topk::select(op, blocks, view, out, *k as usize, &mut self.topk.borrow_mut()),
             Kernel::TopkFinalise { k } => topk::finalise(op, blocks, view, out, *k as usize),
             Kernel::Attention { scale, k } => {
-                attention::attention(op, blocks, view, out, (*scale, *k as usize), !self.dense_only);
+                let scratch = &mut *self.attention.borrow_mut();
+                attention::attention(op, blocks, view, out, (*scale, *k as usize), (scratch, !self.dense_only));
             }
             Kernel::Prefill { table, .. } => prefill::prefill(op, blocks, view, out, &self.codes(*table, view)),
         }

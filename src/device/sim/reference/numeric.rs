@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 
 use pulp::Arch;
 
-/// Runs `work`, compiled once more for each instruction set that the host may have; only what inlines into it gains.
+/// Runs `work`, compiled once more for each instruction set that the host may have; only what inlines into it gains, so
+/// the closure itself must be `#[inline(always)]`, and what it calls as well.
 pub(super) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     static ARCH: OnceLock<Arch> = OnceLock::new();
     ARCH.get_or_init(Arch::new).dispatch(work)
@@ -75,20 +76,20 @@ pub(super) mod e4m3 {
         DECODED[code as usize]
     }
 
-    /// The nearest code, ties to even, saturating.
+    /// The nearest code, ties to even, saturating. Without branches, so that a loop of it becomes vectors.
     #[inline(always)]
     pub(in super::super) fn encode(value: f32) -> u8 {
+        /// Added to a smaller number, leaves its nearest whole number in the low bits.
+        const WHOLE: f32 = 12_582_912.0;
         let bits = value.to_bits();
-        let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7fff_ffff);
-        if magnitude > 0x7f80_0000 {
-            return sign | NAN;
-        }
+        let (sign, magnitude) = (bits >> 24 & 0x80, bits & 0x7fff_ffff);
         let absolute = f32::from_bits(magnitude);
-        if absolute < 1.0 / 64.0 {
-            return sign | (absolute * 512.0).round_ties_even() as u8;
-        }
+        let subnormal = (absolute.min(1.0 / 64.0) * 512.0 + WHOLE).to_bits() & 0xff;
         let rounded = (magnitude + 0x7_ffff + (magnitude >> 20 & 1)) >> 20;
-        sign | (rounded - (120 << 3)).min(LARGEST) as u8
+        let normal = rounded.saturating_sub(120 << 3).min(LARGEST);
+        let code = if absolute < 1.0 / 64.0 { subnormal } else { normal };
+        let code = if magnitude > 0x7f80_0000 { NAN as u32 } else { code };
+        (sign | code) as u8
     }
 }
 
@@ -128,6 +129,10 @@ mod tests {
             assert!(code == 0 || near(code) <= near(code - 1), "{value} became {}", positive[code]);
             assert!(code == 0x7e || near(code) <= near(code + 1), "{value} became {}", positive[code]);
         }
+        for (tie, even) in [(0.5, 0), (1.5, 2), (2.5, 2), (7.5, 8)] {
+            assert_eq!(e4m3::encode(tie / 512.0), even);
+        }
+        assert_eq!(e4m3::encode(-f32::INFINITY), 0x80 | 0x7e);
         assert_eq!(e4m3::decode(0x38), 1.0);
         assert_eq!(e4m3::decode(e4m3::encode(1e9)), 448.0);
         assert_eq!(e4m3::decode(e4m3::encode(-1e9)), -448.0);

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use super::{
-    super::View,
+    super::{View, memory::STAMP_BYTES},
     cache::KEY_CODES,
     numeric::{e4m3, vectorised},
 };
@@ -41,10 +41,19 @@ struct Page {
     scale: [f32; KEYS],
 }
 
-/// Packed copies of key pages, by cache and page.
+/// Packed copies of key pages, by cache and page, and of the queries that came last, by row.
 #[derive(Default)]
 pub(super) struct Shadow {
     caches: BTreeMap<u64, Vec<Option<Box<Page>>>>,
+    rows: Vec<Packed>,
+}
+
+/// A row's query, and the bytes that it was packed from: the tiles of a row may come one by one, each with the same query.
+#[derive(Default)]
+struct Packed {
+    source: Vec<u8>,
+    weights: Vec<f32>,
+    query: Option<Query>,
 }
 
 /// What identifies a page of keys in memory.
@@ -56,6 +65,29 @@ pub(super) struct PageAt {
 }
 
 impl Shadow {
+    /// The query of `row`, packed unless its bytes are those of last time.
+    pub(super) fn query(
+        &mut self,
+        row: usize,
+        source: &[u8],
+        weights: &[f32],
+        dims: impl FnOnce() -> [[f32; INDEX_DIM as usize]; HEADS],
+    ) -> Option<Query> {
+        if self.rows.len() <= row {
+            self.rows.resize_with(row + 1, Packed::default);
+        }
+        let held = &mut self.rows[row];
+        let bits = bytemuck::cast_slice::<f32, u32>;
+        if held.source != source || bits(&held.weights) != bits(weights) {
+            held.source.clear();
+            held.source.extend_from_slice(source);
+            held.weights.clear();
+            held.weights.extend_from_slice(weights);
+            held.query = Query::new(&dims(), weights);
+        }
+        held.query
+    }
+
     fn page(&mut self, at: &PageAt, view: &View<'_>, stamp: u64) -> &Page {
         let pages = self.caches.entry(at.cache).or_default();
         if pages.len() <= at.number {
@@ -80,17 +112,18 @@ impl Shadow {
         mut plain_logit: impl FnMut(usize) -> f32,
     ) {
         let page = self.page(at, view, stamp);
-        let mut flags = [0u64; KEYS];
-        vectorised(|| screen(page, query, &mut flags));
         out.fill(0.0);
-        for (chunk, keys) in flags.chunks_exact(8).zip((0..).step_by(8)) {
-            if chunk.iter().fold(0, |any, flag| any | flag) == 0 {
-                continue;
-            }
-            for (key, _) in (keys..out.len().min(keys + 8)).zip(chunk).filter(|(_, flag)| **flag != 0) {
-                out[key] = query.logit(page, key, at.format);
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                let mut firing = screen(page, query) & u64::MAX >> (KEYS - out.len());
+                while firing != 0 {
+                    let key = firing.trailing_zeros() as usize;
+                    firing &= firing - 1;
+                    out[key] = query.logit(page, key, at.format);
+                }
+            },
+        );
         let mut odd = !(page.codes & page.scales);
         while odd != 0 {
             let key = odd.trailing_zeros() as usize;
@@ -121,11 +154,15 @@ impl Page {
         let bytes = view.bytes(at.bytes.clone());
         let width = at.format.key_bytes();
         let (keys, scales) = bytes.split_at(KEYS * width as usize);
-        for (slot, key) in keys.chunks_exact(width as usize).enumerate() {
-            let start = at.bytes.start + slot as u64 * width;
-            let changed = view.stamp(&(start..start + width)).is_none_or(|stamp| stamp > self.stamp);
+        // Keys that share a stamp.
+        let together = (STAMP_BYTES / width) as usize;
+        for (part, keys) in keys.chunks(together * width as usize).enumerate() {
+            let start = at.bytes.start + part as u64 * STAMP_BYTES;
+            let changed = view.stamp(&(start..start + STAMP_BYTES)).is_none_or(|stamp| stamp > self.stamp);
             if self.stamp == NEVER || changed {
-                self.put(slot, key, at.format);
+                for (slot, key) in keys.chunks_exact(width as usize).enumerate() {
+                    self.put(part * together + slot, key, at.format);
+                }
             }
         }
         self.scales = u64::MAX;
@@ -138,8 +175,17 @@ impl Page {
 
     fn put(&mut self, slot: usize, key: &[u8], format: KeyFormat) {
         let packed = match format {
-            KeyFormat::Bf16 => pack_key(bytemuck::cast_slice::<u8, u16>(key), 0x3f80, 0x8000),
-            KeyFormat::Fp8 => pack_key(key, e4m3::encode(448.0), 0x80),
+            KeyFormat::Bf16 => {
+                let key = bytemuck::cast_slice::<u8, u16>(key);
+                vectorised(
+                    #[inline(always)]
+                    || pack_key(key, 0x3f80, 0x8000),
+                )
+            }
+            KeyFormat::Fp8 => vectorised(
+                #[inline(always)]
+                || pack_key(key, e4m3::encode(448.0), 0x80),
+            ),
         };
         self.codes = self.codes & !(1 << slot) | u64::from(packed.is_some()) << slot;
         let packed = packed.unwrap_or_default();
@@ -150,6 +196,7 @@ impl Page {
     }
 }
 
+#[inline(always)]
 fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(
     key: &[T],
     one: T,
@@ -160,14 +207,18 @@ fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(
         return None;
     }
     let mut packed = Ternary::default();
-    for (at, &code) in codes.iter().enumerate() {
-        if code == one || code == one | sign {
-            packed.set(at, code != one);
-        } else if code != T::default() {
-            return None;
+    let mut plain = true;
+    for (word, codes) in codes.chunks(64).enumerate() {
+        let (mut nonzero, mut negative) = (0, 0);
+        for (bit, &code) in codes.iter().enumerate() {
+            let (plus, minus) = (code == one, code == one | sign);
+            nonzero |= u64::from(plus | minus) << bit;
+            negative |= u64::from(minus) << bit;
+            plain &= plus | minus | (code == T::default());
         }
+        (packed.nonzero[word], packed.negative[word]) = (nonzero, negative);
     }
-    Some(packed)
+    plain.then_some(packed)
 }
 
 /// A head's query: `unit * codes`, and what its constant dims add for any healthy key.
@@ -182,6 +233,7 @@ struct Head {
 }
 
 /// A row's index query in packed form.
+#[derive(Clone, Copy)]
 pub(super) struct Query {
     heads: [Head; HEADS],
 }
@@ -203,6 +255,7 @@ impl Query {
         alike.then_some(Self { heads })
     }
 
+    #[inline(always)]
     fn logit(&self, page: &Page, key: usize, format: KeyFormat) -> f32 {
         let step = if format == KeyFormat::Fp8 { 448.0 } else { 1.0 };
         let mut sum = 0.0f32;
@@ -244,10 +297,11 @@ fn pack_head(dims: &[f32; INDEX_DIM as usize], weight: f32) -> Option<Head> {
     Some(head)
 }
 
-/// Flags every key on which a head may fire; may flag too many. A head that finds too much wrong in the first word
+/// A bit for every key on which a head may fire; may set too many. A head that finds too much wrong in the first word
 /// cannot fire, whatever the second holds.
 #[inline(always)]
-fn screen(page: &Page, query: &Query, flags: &mut [u64; KEYS]) {
+fn screen(page: &Page, query: &Query) -> u64 {
+    let mut flags = [0u64; KEYS];
     let rows = page.negative[0].iter().zip(&page.nonzero[0]);
     for pair in query.heads.chunks_exact(2) {
         let [long, short] = [&pair[0], &pair[1]];
@@ -258,4 +312,9 @@ fn screen(page: &Page, query: &Query, flags: &mut [u64; KEYS]) {
             *flag |= fires | u64::from(short_wrong < short.wrong_limit);
         }
     }
+    let mut firing = 0;
+    for (key, flag) in flags.iter().enumerate() {
+        firing |= flag << key;
+    }
+    firing
 }

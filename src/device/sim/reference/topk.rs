@@ -16,8 +16,15 @@ fn ordered(bits: u32) -> u32 {
     if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
 }
 
+/// Space for one row, kept from row to row.
+#[derive(Default)]
+pub(super) struct Scratch {
+    chosen: Vec<u32>,
+    order: Vec<(u32, u32)>,
+}
+
 /// The k largest of `logits` by (logit, later index), newest index first, as a scan from the end finds them.
-fn largest(logits: &[u32], k: usize, chosen: &mut Vec<u32>) {
+fn largest(logits: &[u32], k: usize, Scratch { chosen, order }: &mut Scratch) {
     chosen.clear();
     if logits.len() <= k {
         chosen.extend((0..logits.len() as u32).rev());
@@ -26,7 +33,8 @@ fn largest(logits: &[u32], k: usize, chosen: &mut Vec<u32>) {
     let negative = logits.iter().fold(0, |all, bits| all | bits) >> 31 != 0;
     let positive = logits.iter().filter(|bits| **bits != 0).count();
     if negative || positive > k {
-        let mut order: Vec<(u32, u32)> = logits.iter().zip(0..).map(|(&bits, index)| (ordered(bits), index)).collect();
+        order.clear();
+        order.extend(logits.iter().zip(0..).map(|(&bits, index)| (ordered(bits), index)));
         order.select_nth_unstable_by(k - 1, |a, b| b.cmp(a));
         chosen.extend(order[..k].iter().map(|(_, index)| index));
         chosen.sort_unstable_by(|a, b| b.cmp(a));
@@ -41,19 +49,26 @@ fn largest(logits: &[u32], k: usize, chosen: &mut Vec<u32>) {
     debug_assert_eq!(chosen.len(), k, "chosen by zeros");
 }
 
-pub(super) fn select(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes<'_>, k: usize) {
+pub(super) fn select(
+    op: &Op,
+    blocks: &[Block],
+    view: &View<'_>,
+    out: &mut Writes<'_>,
+    k: usize,
+    scratch: &mut Scratch,
+) {
     let (logits, positions, workspace) = (op.reads[0].region, op.reads[1].region, op.writes[0].region);
-    let mut chosen = Vec::with_capacity(k);
     for block in blocks {
         let row = u64::from(block.index);
         let read = logits_read(logits, view.slice::<i32>(positions.row(row))[0], row);
         let logits = view.slice::<u32>(read);
-        largest(logits, k, &mut chosen);
+        largest(logits, k, scratch);
+        let chosen = &scratch.chosen;
         let words = out.slice::<u32>(workspace.row(row));
         words.fill(u32::MAX);
         words[0] = chosen.len() as u32;
         words[1] = k as u32;
-        for (pair, &index) in words[2..WORKSPACE_WORDS as usize].chunks_exact_mut(2).zip(&chosen) {
+        for (pair, &index) in words[2..WORKSPACE_WORDS as usize].chunks_exact_mut(2).zip(chosen) {
             pair.copy_from_slice(&[index, logits[index as usize]]);
         }
     }
@@ -118,8 +133,9 @@ mod tests {
                     _ => 0,
                 })
                 .collect();
-            let mut chosen = Vec::new();
-            largest(&logits, k, &mut chosen);
+            let mut scratch = Scratch::default();
+            largest(&logits, k, &mut scratch);
+            let chosen = scratch.chosen;
             let mut naive: Vec<u32> = (0..n as u32).collect();
             naive.sort_by(|a, b| {
                 let [x, y] = [a, b].map(|i| f32::from_bits(logits[*i as usize]));

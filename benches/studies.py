@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""The two studies of docs/SIMULATION.md, launch by launch on the virtual GPU.
+
+    benches/studies.py seeds BINARY results/seeds.csv [--seeds 1-20]
+    benches/studies.py sensitivity BINARY results/sensitivity.csv [--seeds 1-5]
+
+`seeds` runs every arm of scenarios/seed-table.toml once a seed; `sensitivity` runs three of them with each constant of
+the cost model at 0.8 and 1.25 of its value. Both append a row a launch to the CSV and leave out what it already holds, so
+that they can be stopped and started again. Each takes an hour or more of two cores.
+"""
+import argparse
+import csv
+import json
+import os
+import re
+import subprocess
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ARMS = {"baseline": "", "persistent-logits": 'TOOLSTORM_PERSISTENT_LOGITS = "1"', "ge-diff": 'TOOLSTORM_GE_DIFF = "1"'}
+MEASURED = {"sessions": "sessions_judged", "corrupted_sessions": "sessions_corrupted", "race_hits": "race_hits",
+            "virtual_step_us": "virtual_step_us", "overlap_share": "overlap_share"}
+
+
+def source(path):
+    with open(os.path.join(HERE, path), encoding="utf-8") as file:
+        return file.read()
+
+
+def constants():
+    """The names that TOOLSTORM_COST takes, as the source lists them."""
+    text = source("src/device/sim/cost.rs")
+    machine = re.search(r"let machine = \[(.*?)\];", text, re.S).group(1)
+    classes = re.search(r"const CLASSES.*?= \[(.*?)\n\];", text, re.S).group(1)
+    return re.findall(r'"(\w+)"', machine) + re.findall(r'(?:bf16|fp8)\(\s*"(\w+)"', classes)
+
+
+def seeds_matrix():
+    """The table, each arm once."""
+    return re.sub(r"repetitions = \d+\n", "", source("scenarios/seed-table.toml"))
+
+
+def sensitivity_matrix(constant, factor):
+    arms = "".join(f'[[arm]]\nname = "{arm}"\nexpect = "report"\nenv = {{ {env} }}\n' for arm, env in ARMS.items())
+    return ('name = "sensitivity"\nscenario = "agentic"\nsessions = 80\nconcurrency = 64\norder = "interleaved"\n'
+            'lockstep = true\n[target]\nkind = "builtin"\n'
+            f'[env]\nSGLANG_DSV4_BF16_INDEX_K = "1"\nTOOLSTORM_COST = "{constant}={factor}"\n{arms}')
+
+
+def launch(binary, seed, matrix):
+    """Runs a matrix and returns what MEASURED names, a row an arm."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (("agentic.toml", source("scenarios/agentic.toml")), ("matrix.toml", matrix)):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        summary = os.path.join(folder, "summary.json")
+        run = subprocess.run([binary, "matrix", os.path.join(folder, "matrix.toml"), "--quiet", "--jobs", "1", "--seed",
+                              str(seed), "--output-dir", folder, "--export-json", summary], capture_output=True, text=True)
+        # 1: the gate failed, as that of a zero arm with a corrupted session should.
+        if run.returncode not in (0, 1):
+            raise RuntimeError(f"seed {seed}: exit code {run.returncode}: {run.stderr[-500:]}\n{matrix}")
+        with open(summary, encoding="utf-8") as file:
+            arms = json.load(file)["arms"]
+    return [[seed, arm["name"]] + [round(arm[name], 4) for name in MEASURED.values()] for arm in arms]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=["seeds", "sensitivity"])
+    parser.add_argument("binary")
+    parser.add_argument("csv")
+    parser.add_argument("--seeds", help="first-last")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    if options.study == "seeds":
+        first, last = (options.seeds or "1-20").split("-")
+        keys, cells, matrix = [], [()], seeds_matrix
+    else:
+        first, last = (options.seeds or "1-5").split("-")
+        keys, cells, matrix = ["constant", "factor"], [(c, f) for c in constants() for f in ("0.8", "1.25")], sensitivity_matrix
+    held = set()
+    if os.path.exists(options.csv):
+        with open(options.csv, encoding="utf-8", newline="") as file:
+            held = {(*(row[key] for key in keys), int(row["seed"])) for row in csv.DictReader(file)}
+    else:
+        with open(options.csv, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow([*keys, "seed", "arm", *MEASURED])
+    wanted = [(*cell, seed) for seed in range(int(first), int(last) + 1) for cell in cells]
+    left, lock, failed = iter([cell for cell in wanted if cell not in held]), threading.Lock(), []
+
+    def work():
+        while not failed:
+            with lock:
+                at = next(left, None)
+            if at is None:
+                return
+            begun = time.monotonic()
+            try:
+                rows = launch(options.binary, at[-1], matrix(*at[:-1]))
+            except RuntimeError as error:
+                failed.append(f"{at}: {error}")
+                return
+            with lock, open(options.csv, "a", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([*at[:-1], *row] for row in rows)
+                print(*at, [row[3] for row in rows], f"{time.monotonic() - begun:.1f} s", flush=True)
+
+    workers = [threading.Thread(target=work) for _ in range(options.workers)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failed:
+        raise SystemExit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main()
