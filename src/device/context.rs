@@ -342,8 +342,7 @@ impl Host {
         let allocated_at = self.capture.as_ref().map(Recorder::position);
         let lifetime =
             Lifetime { id, name, address, bytes, stream, allocated_at, freed_at: None, layer, recorded: Vec::new() };
-        self.lifetimes
-            .insert(id, Tracked { lifetime, pool, touched: allocated_at.is_some(), captured: false });
+        self.lifetimes.insert(id, Tracked { lifetime, pool, touched: allocated_at.is_some(), captured: false });
         id
     }
 

@@ -35,7 +35,8 @@ pub(crate) struct Machine<'a> {
 pub(crate) struct Data {
     full: bool,
     events: Vec<Event>,
-    sliced: Vec<bool>,
+    /// How each op executes.
+    modes: Vec<Mode>,
     /// How many ops shared bytes with an op running at the same time.
     overlapping: u64,
     /// For each op that is sliced, bytes that an op at the same time may write.
@@ -45,10 +46,30 @@ pub(crate) struct Data {
     /// For each block, its overlay.
     overlay_of: Vec<u32>,
     scratch: Scratch,
+    /// For each op in [`Mode::Staged`], what its blocks write.
+    staged: Vec<Scratch>,
+    targets: Vec<Range<u64>>,
     watch: Watch,
     journal: Journal,
     /// For each [`STAMP_BYTES`] of memory, how many ranges that blocks under way may yet need the past of lie there.
     needed: Vec<u32>,
+}
+
+/// How an op executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Shares no bytes with an op that runs at the same time: at once, at its end.
+    Whole,
+    /// Nobody writes meanwhile what it reads: its blocks commit one by one, in one of the next two ways.
+    Steady,
+    /// All its blocks were computed when the first one ended.
+    Staged,
+    /// Some of its blocks write the same bytes: each is computed when it ends.
+    Apart,
+    /// As [`Mode::Steady`] if its first block finds nothing to log about what the op reads, or else [`Mode::Sliced`].
+    Quiet,
+    /// Block by block, reads in slices.
+    Sliced,
 }
 
 /// Something that happens to memory. The order of fields is the order of events.
@@ -92,17 +113,26 @@ impl Data {
 
     /// Finds the ops that share bytes with an op running at the same time.
     fn find_overlaps(&mut self, plan: &Plan, timing: &Timing) {
-        self.sliced.clear();
+        self.modes.clear();
+        self.modes.resize(plan.len(), if self.full { Mode::Sliced } else { Mode::Whole });
         self.overlapping = 0;
-        self.sliced.resize(plan.len(), self.full);
         self.hot.resize_with(plan.len().max(self.hot.len()), Vec::new);
         self.hot.iter_mut().for_each(Vec::clear);
         for race in plan.races.iter().filter(|race| overlap(race, timing)) {
             for (op, other) in [(race.first, race.second), (race.second, race.first)] {
-                self.sliced[op as usize] = true;
+                self.modes[op as usize] = Mode::Sliced;
                 self.overlapping += u64::from(self.hot[op as usize].is_empty());
                 let writes = plan.ops[other as usize].writes.iter().map(|operand| operand.region.span());
                 self.hot[op as usize].extend(writes);
+            }
+        }
+        self.staged.resize_with(plan.len().max(self.staged.len()), Scratch::default);
+        for op in (0..plan.len()).filter(|_| !self.full) {
+            let reads = || plan.ops[op].reads.iter().map(|operand| operand.region.span());
+            let hot = |span: Range<u64>| self.hot[op].iter().any(|hot| hot.start < span.end && span.start < hot.end);
+            if self.modes[op] == Mode::Sliced && !reads().any(hot) {
+                let watched = self.watch.tracks(op as u32) && reads().any(|span| self.watch.touches(&span));
+                self.modes[op] = if watched { Mode::Quiet } else { Mode::Steady };
             }
         }
     }
@@ -111,7 +141,8 @@ impl Data {
         self.events.clear();
         for op in 0..plan.len() as u32 {
             let blocks = timing.blocks_of(op);
-            if !self.sliced[op as usize] {
+            let mode = self.modes[op as usize];
+            if mode == Mode::Whole {
                 if !blocks.is_empty() {
                     self.events.push(Event { time: timing.op_end[op as usize], op, block: WHOLE, phase: COMMIT });
                 }
@@ -120,7 +151,11 @@ impl Data {
             for block in blocks {
                 let (start, end) = (timing.start[block], timing.end[block]);
                 let block = block as u32;
-                let listed = if self.full { SLICES } else { 1 };
+                let listed = match mode {
+                    Mode::Steady => 0,
+                    _ if self.full => SLICES,
+                    _ => 1,
+                };
                 for slice in 0..listed {
                     self.events.push(Event { time: slice_time(start, end, slice), op, block, phase: slice as u32 });
                 }
@@ -155,8 +190,17 @@ impl Data {
         self.write_back(machine, event, 0);
     }
 
+    /// The first slice of a block's reads.
     fn begin_block(&mut self, machine: &mut Machine<'_>, event: &Event) {
         let Event { time, op, block, .. } = *event;
+        if self.modes[op as usize] == Mode::Quiet {
+            // What it reads stays as it is until its last block has ended, and so does who wrote it.
+            let clean = self.watch.is_clean(machine.plan, op);
+            self.modes[op as usize] = if clean { Mode::Steady } else { Mode::Sliced };
+        }
+        if self.modes[op as usize] != Mode::Sliced {
+            return;
+        }
         let access = Access { op, row: machine.timing.blocks[block as usize].index, at_ns: time };
         let at = self.idle.pop().unwrap_or_else(|| {
             self.overlays.push(Overlay::default());
@@ -214,6 +258,10 @@ impl Data {
 
     fn commit(&mut self, machine: &mut Machine<'_>, event: &Event) {
         let Event { time, op, block, .. } = *event;
+        if self.modes[op as usize] != Mode::Sliced {
+            self.commit_steady(machine, event);
+            return;
+        }
         let overlay = self.overlay_of[block as usize];
         let blocks = &machine.timing.blocks[block as usize..=block as usize];
         if !self.full {
@@ -240,21 +288,58 @@ impl Data {
         self.idle.push(overlay);
     }
 
-    fn write_back(&mut self, machine: &mut Machine<'_>, event: &Event, row: u32) {
-        let access = Access { op: event.op, row, at_ns: event.time };
-        let tracks = self.watch.tracks(event.op);
-        let (watch, journal) = (&mut self.watch, &mut self.journal);
-        for (range, bytes) in self.scratch.iter() {
-            let old = machine.memory.bytes(range.clone());
-            if stamped(&mut self.needed, range).any(|count| *count > 0) {
-                let moment = (event.time, event.op, event.block);
-                journal.record(moment, range.clone(), old, watch.tags(), watch.places(range));
-            }
-            if tracks {
-                watch.write(access, range.start, old, bytes);
-            }
-            machine.memory.write(range.start, bytes);
+    fn commit_steady(&mut self, machine: &mut Machine<'_>, event: &Event) {
+        let op = &machine.plan.ops[event.op as usize];
+        let block = &machine.timing.blocks[event.block as usize];
+        let mode = &mut self.modes[event.op as usize];
+        let staged = &mut self.staged[event.op as usize];
+        if *mode == Mode::Steady {
+            let blocks = &machine.timing.blocks[machine.timing.blocks_of(event.op)];
+            let view = View::new(op, machine.memory, machine.weights);
+            machine.kernels.compute(op, blocks, &view, &mut Writes::new(op, staged));
+            *mode = if staged.sort() { Mode::Staged } else { Mode::Apart };
         }
+        if *mode == Mode::Apart {
+            let view = View::new(op, machine.memory, machine.weights);
+            machine.kernels.compute(op, std::slice::from_ref(block), &view, &mut Writes::new(op, &mut self.scratch));
+            self.write_back(machine, event, block.index);
+            return;
+        }
+        let staged = std::mem::take(staged);
+        let mut targets = std::mem::take(&mut self.targets);
+        targets.clear();
+        machine.kernels.accesses(op, block, machine.memory, &mut |touch, range| {
+            if touch == Touch::Write {
+                targets.push(range);
+            }
+        });
+        for range in &targets {
+            self.put(machine.memory, event, block.index, range, staged.find(range));
+        }
+        self.targets = targets;
+        self.staged[event.op as usize] = staged;
+    }
+
+    fn write_back(&mut self, machine: &mut Machine<'_>, event: &Event, row: u32) {
+        let scratch = std::mem::take(&mut self.scratch);
+        for (range, bytes) in scratch.iter() {
+            self.put(machine.memory, event, row, range, bytes);
+        }
+        self.scratch = scratch;
+    }
+
+    /// Writes `bytes` to `range`, keeping what somebody may still need of what was there.
+    fn put(&mut self, memory: &mut Memory, event: &Event, row: u32, range: &Range<u64>, bytes: &[u8]) {
+        let old = memory.bytes(range.clone());
+        if stamped(&mut self.needed, range).any(|count| *count > 0) {
+            let moment = (event.time, event.op, event.block);
+            self.journal.record(moment, range.clone(), old, self.watch.tags(), self.watch.places(range));
+        }
+        if self.watch.tracks(event.op) {
+            let access = Access { op: event.op, row, at_ns: event.time };
+            self.watch.write(access, range.start, old, bytes);
+        }
+        memory.write(range.start, bytes);
     }
 }
 

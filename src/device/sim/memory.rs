@@ -446,6 +446,25 @@ impl<'a> Writes<'a> {
 }
 
 impl Scratch {
+    /// Puts the collected writes in order of address, as [`Scratch::find`] needs them. False where two of them meet.
+    pub(crate) fn sort(&mut self) -> bool {
+        self.ranges.retain(|(range, _)| !range.is_empty());
+        self.ranges.sort_unstable_by_key(|(range, _)| range.start);
+        self.ranges.is_sorted_by(|(before, _), (after, _)| before.end <= after.start)
+    }
+
+    /// The bytes collected for `range`, which lies in one collected write.
+    pub(crate) fn find(&self, range: &Range<u64>) -> &[u8] {
+        let held = self.ranges.partition_point(|(held, _)| held.start <= range.start).saturating_sub(1);
+        let Some((held, at)) =
+            self.ranges.get(held).filter(|(held, _)| held.start <= range.start && range.end <= held.end)
+        else {
+            panic!("{range:?} was not written");
+        };
+        let start = at + (range.start - held.start) as usize;
+        &bytemuck::cast_slice(&self.words)[start..start + (range.end - range.start) as usize]
+    }
+
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         let at = self.used.next_multiple_of(8) + (range.start % 8) as usize;
         let end = at + (range.end - range.start) as usize;

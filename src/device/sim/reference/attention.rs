@@ -250,7 +250,7 @@ impl Query {
                 for (bit, &code) in dims[..width].iter().enumerate() {
                     nonzero |= u32::from(code.abs() == 1.0) << bit;
                     negative |= u32::from(code == -1.0) << bit;
-                    plain &= (code.abs() == 1.0) | (code == 0.0);
+                    plain &= code.abs() == 1.0 || code == 0.0;
                 }
                 (packed.nonzero[word], packed.negative[word]) = (nonzero, negative);
             }
