@@ -192,10 +192,14 @@ impl<'a> View<'a> {
         bytemuck::cast_slice(self.bytes(range))
     }
 
+    /// True where the running blocks see memory's own bytes of `range`.
+    pub fn is_memory(&self, range: &Range<u64>) -> bool {
+        self.overlay.is_none_or(|overlay| overlay.find(range).is_none())
+    }
+
     /// The write stamp of `range` ([`Memory::stamp`]), or none where the running blocks see other bytes than memory's.
     pub fn stamp(&self, range: &Range<u64>) -> Option<u64> {
-        let covered = self.overlay.is_some_and(|overlay| overlay.find(range).is_some());
-        (!covered).then(|| newest(self.stamps, range))
+        self.is_memory(range).then(|| newest(self.stamps, range))
     }
 
     /// A loaded weight.

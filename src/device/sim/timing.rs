@@ -32,11 +32,29 @@ pub(crate) struct Timing {
     waiting: Vec<u32>,
     left: Vec<u32>,
     queue: VecDeque<(u32, u32)>,
-    running: BinaryHeap<Reverse<(u64, u32, u32)>>,
+    running: BinaryHeap<Reverse<Running>>,
     ready: BinaryHeap<Reverse<(u64, u32)>>,
     eligible: Vec<u32>,
     activity: Vec<(u64, bool, u32)>,
     active: Vec<u32>,
+}
+
+/// A block that holds a slot: its end, then itself, then its op, in one number that compares fast.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Running(u128);
+
+impl Running {
+    fn new(end: u64, block: u32, op: u32) -> Self {
+        Self(u128::from(end) << 64 | u128::from(block) << 32 | u128::from(op))
+    }
+
+    fn end(self) -> u64 {
+        (self.0 >> 64) as u64
+    }
+
+    fn op(self) -> u32 {
+        self.0 as u32
+    }
 }
 
 impl Timing {
@@ -100,9 +118,10 @@ impl Timing {
         loop {
             self.fill_slots(now);
             let ready_at = self.ready.peek().map_or(u64::MAX, |entry| entry.0.0);
-            let ended = self.running.peek().map(|entry| entry.0).filter(|&(time, ..)| time <= ready_at);
-            if let Some((time, _, op)) = ended {
-                now = time;
+            let ended = self.running.peek().map(|entry| entry.0).filter(|running| running.end() <= ready_at);
+            if let Some(running) = ended {
+                let op = running.op();
+                now = running.end();
                 self.end_block(now);
                 self.left[op as usize] -= 1;
                 if self.left[op as usize] == 0 {
@@ -128,7 +147,7 @@ impl Timing {
         if let Some((op, block)) = next_block(&mut self.queue, &self.first_block) {
             let end = begin_block(&mut self.start, &mut self.end, &self.duration, block, now);
             self.op_start[op as usize] = self.op_start[op as usize].min(now);
-            *top = Reverse((end, block, op));
+            *top = Reverse(Running::new(end, block, op));
         } else {
             PeekMut::pop(top);
         }
@@ -140,7 +159,7 @@ impl Timing {
             let end = begin_block(&mut self.start, &mut self.end, &self.duration, block, now);
             let first = &mut self.op_start[op as usize];
             *first = (*first).min(now);
-            self.running.push(Reverse((end, block, op)));
+            self.running.push(Reverse(Running::new(end, block, op)));
         }
     }
 
@@ -171,8 +190,8 @@ impl Timing {
                 self.queue.push_back((op, self.first_block[op as usize]));
             }
             self.fill_slots(now);
-            while let Some(Reverse((time, _, _))) = self.running.pop() {
-                now = time;
+            while let Some(Reverse(running)) = self.running.pop() {
+                now = running.end();
                 self.fill_slots(now);
             }
             self.op_end[op as usize] = now;

@@ -143,7 +143,7 @@ fn page_logits(
     };
     let (keys, scales) = page_keys(start, format, out.len() as u64);
     let dense = |key: usize| dense_logit(row, format, key, view, &keys, &scales);
-    let own = view.stamp(&keys).is_some() && (scales.is_empty() || view.stamp(&scales).is_some());
+    let own = view.is_memory(&keys) && (scales.is_empty() || view.is_memory(&scales));
     let whole = start..start + format.page_bytes();
     if let (Some(shadow), Some(query), true, Some(stamp)) = (shadow, &row.packed, own, view.stamp(&whole)) {
         let at = PageAt { cache: cache.base, number: number as usize, bytes: whole, format };
