@@ -3,10 +3,12 @@
 
     benches/studies.py seeds BINARY results/seeds.csv [--seeds 1-20]
     benches/studies.py sensitivity BINARY results/sensitivity.csv [--seeds 1-5]
+    benches/studies.py table results/sensitivity.csv
 
 `seeds` runs every arm of scenarios/seed-table.toml once a seed; `sensitivity` runs three of them with each constant of
 the cost model at 0.8 and 1.25 of its value. Both append a row a launch to the CSV and leave out what it already holds, so
-that they can be stopped and started again. Each takes an hour or more of two cores.
+that they can be stopped and started again. Each takes an hour or more of two cores. `table` prints what `sensitivity` found:
+corrupted sessions, mean over seeds, and the range of the baseline's.
 """
 import argparse
 import csv
@@ -14,6 +16,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -66,7 +69,41 @@ def launch(binary, seed, matrix):
     return [[seed, arm["name"]] + [round(arm[name], 4) for name in MEASURED.values()] for arm in arms]
 
 
+def table(path):
+    """Prints a row for each constant that changes a launch; those that change none are named below."""
+    counts, launches = {}, {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            at = (row["constant"], row["factor"])
+            counts.setdefault(at, {}).setdefault(row["arm"], []).append(int(row["corrupted_sessions"]))
+            launches.setdefault(at, {})[row["seed"], row["arm"]] = (row["corrupted_sessions"], row["race_hits"])
+    # Graphs are launched one at a time and on an idle machine, so this constant changes nothing.
+    shipped = launches["graph_launch", "0.8"]
+
+    def figures(at):
+        arms = counts.get(at)
+        if arms is None:
+            return ["", "", ""]
+        mean = {arm: f"{sum(arms[arm]) / len(arms[arm]):.1f}" for arm in ARMS}
+        base = arms["baseline"]
+        return [f"{mean['baseline']} ({min(base)}–{max(base)})", mean["persistent-logits"], mean["ge-diff"]]
+
+    print("| constant | 0.8: baseline | persistent | ge-diff | 1.25: baseline | persistent | ge-diff |\n|---|--:|--:|--:|--:|--:|--:|")
+    same = []
+    for name in dict.fromkeys(constant for constant, _ in counts):
+        found = [launches.get((name, factor), {}) for factor in ("0.8", "1.25")]
+        if all(shipped.get(key) == value for launch in found for key, value in launch.items()):
+            same.append(name)
+            continue
+        print("|", " | ".join([f"`{name}`", *figures((name, "0.8")), *figures((name, "1.25"))]), "|")
+    print("\nAs shipped:", " | ".join(figures(("graph_launch", "0.8"))))
+    print("The same corrupted sessions and race hits as shipped in every launch:", ", ".join(f"`{name}`" for name in same))
+
+
 def main():
+    if sys.argv[1:2] == ["table"] and len(sys.argv) == 3:
+        table(sys.argv[2])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=["seeds", "sensitivity"])
     parser.add_argument("binary")

@@ -5,7 +5,8 @@
 //! seeded jitter, and an op whose edges are met becomes ready a little later. The **data pass** then executes the
 //! arithmetic in virtual time order. An op that shares no bytes with an op running at the same time executes whole, at
 //! its end. Ops that do are executed block by block: a block's reads are taken in slices spread over its duration, each
-//! slice sees memory as it is at that moment, and the block commits its writes at its end.
+//! slice sees memory as it is at that moment, and the block commits its writes at its end. Where nobody writes meanwhile
+//! what such an op reads, its blocks are computed together when the first one ends, and commit one by one all the same.
 //!
 //! Nothing here consults the analyser, the environment or a toggle, and nothing damages data: bytes go wrong only when
 //! two ops that no edge orders touch the same memory. A launch's randomness is a function of the seed and the launch's
