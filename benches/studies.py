@@ -109,6 +109,7 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("csv")
     parser.add_argument("--seeds", help="first-last")
+    parser.add_argument("--constants", help="only these, separated by commas")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     options = parser.parse_args()
     if options.study == "seeds":
@@ -116,7 +117,12 @@ def main():
         keys, cells, matrix = [], [()], seeds_matrix
     else:
         first, last = (options.seeds or "1-5").split("-")
-        keys, cells, matrix = ["constant", "factor"], [(c, f) for c in constants() for f in ("0.8", "1.25")], sensitivity_matrix
+        names = constants()
+        wanted = options.constants.split(",") if options.constants else names
+        if unknown := [name for name in wanted if name not in names]:
+            parser.error(f"no constant of the cost model: {', '.join(unknown)}; there are {', '.join(names)}")
+        cells = [(constant, factor) for constant in wanted for factor in ("0.8", "1.25")]
+        keys, matrix = ["constant", "factor"], sensitivity_matrix
     held = set()
     if os.path.exists(options.csv):
         with open(options.csv, encoding="utf-8", newline="") as file:
@@ -124,8 +130,8 @@ def main():
     else:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerow([*keys, "seed", "arm", *MEASURED])
-    wanted = [(*cell, seed) for seed in range(int(first), int(last) + 1) for cell in cells]
-    left, lock, failed = iter([cell for cell in wanted if cell not in held]), threading.Lock(), []
+    every = [(*cell, seed) for seed in range(int(first), int(last) + 1) for cell in cells]
+    left, lock, failed = iter([cell for cell in every if cell not in held]), threading.Lock(), []
 
     def work():
         while not failed:
