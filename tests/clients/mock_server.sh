@@ -11,7 +11,7 @@ if [ -z "$binary" ]; then
     binary="${CARGO_TARGET_DIR:-target}/debug/toolstorm"
 fi
 
-environment="${CARGO_TARGET_DIR:-target}/mock-server-venv"
+environment="$(realpath --canonicalize-missing "${CARGO_TARGET_DIR:-target}")/mock-server-venv"
 if [ ! -x "$environment/bin/fakellm" ]; then
     python3 -m venv "$environment"
     "$environment/bin/pip" install --quiet --disable-pip-version-check fakellm==0.3.5
@@ -19,7 +19,7 @@ fi
 
 folder="$(mktemp -d)"
 trap 'rm -rf "$folder"' EXIT
-(cd "$folder" && "$OLDPWD/$environment/bin/fakellm" init >/dev/null)
+(cd "$folder" && "$environment/bin/fakellm" init >/dev/null)
 cat >"$folder/mock.toml" <<TOML
 name = "mock"
 scenario = "agentic"
@@ -29,7 +29,7 @@ rounds = [1, 1]
 [target]
 kind = "command"
 model = "gpt-4o-mini"
-command = ["$PWD/$environment/bin/fakellm", "serve", "--port", "{port}", "--config", "$folder/fakellm.yaml"]
+command = ["$environment/bin/fakellm", "serve", "--port", "{port}", "--config", "$folder/fakellm.yaml"]
 ready = { path = "/openapi.json", timeout = "1m" }
 [[arm]]
 name = "mock"
