@@ -31,8 +31,6 @@ const NEGLIGIBLE: f32 = -104.0;
 const EXACT: f32 = 512.0;
 /// Entries that are looked at together.
 const LANES: usize = 16;
-/// Stamp of an entry that was never read.
-const NEVER: u64 = u64::MAX;
 
 /// Byte ranges of the window slots that a row gathers from, in ascending order of position.
 pub(super) fn window_ranges(cache: Region, page: i32, position: i32) -> [Range<u64>; 2] {
@@ -62,16 +60,11 @@ pub(super) struct Scratch {
     row: Row,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Shadow {
-    stamp: u64,
+    /// None where it is not of memory as it was at some stamp.
+    stamp: Option<u64>,
     packed: Packed,
-}
-
-impl Default for Shadow {
-    fn default() -> Self {
-        Self { stamp: NEVER, packed: Packed::default() }
-    }
 }
 
 /// The entries that one row looks at, and their scores.
@@ -141,20 +134,14 @@ pub(super) fn attention(
             let copied = &mut output[GATHER_DIMS as usize..][..ORDERS * CODE as usize];
             let row = &mut scratch.row;
             score(&query, row, view, scale);
-            vectorised(
-                #[inline(always)]
-                || attend(row, view, copied),
-            );
+            vectorised!(attend(row, view, copied));
         }
         let target = out.slice::<u16>(op.writes[0].region.row(row));
-        vectorised(
-            #[inline(always)]
-            || {
-                for (out, value) in target.iter_mut().zip(output) {
-                    *out = u16::put(value);
-                }
-            },
-        );
+        vectorised!({
+            for (out, value) in target.iter_mut().zip(output) {
+                *out = u16::put(value);
+            }
+        });
     }
 }
 
@@ -168,16 +155,13 @@ fn list(cache: Region, chosen: &[i32], view: &View<'_>, scratch: &mut Scratch) {
         if shadows.len() <= at {
             shadows.resize(at + 1, Shadow::default());
         }
+        let shadow = &mut shadows[at];
         // Where the block sees other bytes than memory's, there is no stamp.
         let stamp = view.stamp(&range);
-        let packed = match stamp {
-            Some(stamp) if stamp == shadows[at].stamp => shadows[at].packed,
-            _ => Packed::new(&Entry::new(view.bytes(range.clone()))),
-        };
-        if let Some(stamp) = stamp {
-            shadows[at] = Shadow { stamp, packed };
+        if stamp.is_none() || stamp != shadow.stamp {
+            *shadow = Shadow { stamp, packed: Packed::new(&Entry::new(view.bytes(range.clone()))) };
         }
-        scratch.row.push(range.start, &packed);
+        scratch.row.push(range.start, &shadow.packed);
     }
 }
 
@@ -225,17 +209,14 @@ struct Query {
 impl Query {
     fn new(row: &[u16], pack: bool) -> Self {
         let mut dims = [[0.0; PADDED]; HEADS];
-        let packed = vectorised(
-            #[inline(always)]
-            || {
-                for (dims, head) in dims.iter_mut().zip(row.chunks_exact(HEAD_DIM as usize)) {
-                    for (dim, &value) in dims.iter_mut().zip(&head[..COMPARED]) {
-                        *dim = value.get();
-                    }
+        let packed = vectorised!({
+            for (dims, head) in dims.iter_mut().zip(row.chunks_exact(HEAD_DIM as usize)) {
+                for (dim, &value) in dims.iter_mut().zip(&head[..COMPARED]) {
+                    *dim = value.get();
                 }
-                if pack { Self::pack(&dims) } else { None }
-            },
-        );
+            }
+            if pack { Self::pack(&dims) } else { None }
+        });
         Self { dims, packed }
     }
 
@@ -281,16 +262,13 @@ fn score(query: &Query, row: &mut Row, view: &View<'_>, scale: f32) {
         scores.resize(count, 0.0);
     }
     let exact = query.packed.as_ref().is_some_and(|packed| {
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut exact = true;
-                for ((query, dims), scores) in packed.iter().zip(&query.dims).zip(&mut row.scores) {
-                    exact &= packed_scores(query, &dims[CODES..COMPARED], &row.keys, &row.digits, scale, scores);
-                }
-                exact
-            },
-        )
+        vectorised!({
+            let mut exact = true;
+            for ((query, dims), scores) in packed.iter().zip(&query.dims).zip(&mut row.scores) {
+                exact &= packed_scores(query, &dims[CODES..COMPARED], &row.keys, &row.digits, scale, scores);
+            }
+            exact
+        })
     });
     let Row { starts, odd, scores, .. } = row;
     let mut plain = |at: usize| {

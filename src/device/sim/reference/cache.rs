@@ -193,14 +193,11 @@ pub(super) fn core_store(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut W
 pub(super) fn put_entry(codes: &[f32], values: &[f32], entry: u64, range: Range<u64>, out: &mut Writes<'_>) {
     let (key, rest) = out.bytes(range).split_at_mut(ENTRY_KEY as usize);
     key.fill(0);
-    vectorised(
-        #[inline(always)]
-        || {
-            for (out, &value) in key.iter_mut().zip(codes) {
-                *out = e4m3::encode(value);
-            }
-        },
-    );
+    vectorised!({
+        for (out, &value) in key.iter_mut().zip(codes) {
+            *out = e4m3::encode(value);
+        }
+    });
     let rest: &mut [u16] = bytemuck::cast_slice_mut(rest);
     rest.fill(0);
     for (out, &value) in rest.iter_mut().zip(values) {

@@ -106,10 +106,7 @@ pub(super) fn matmul(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Write
             let source = view.slice::<u16>(input.row(row));
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
-            vectorised(
-                #[inline(always)]
-                || plan.apply(outputs.clone(), source, target),
-            );
+            vectorised!(plan.apply(outputs.clone(), source, target));
         }
     }
 }
@@ -130,10 +127,7 @@ pub(super) fn query(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Writes
             }
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
-            vectorised(
-                #[inline(always)]
-                || plan.apply(outputs.clone(), source, target),
-            );
+            vectorised!(plan.apply(outputs.clone(), source, target));
         }
     }
 }
@@ -152,23 +146,20 @@ pub(super) fn output(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Write
             let start = output.row(row).start;
             let target = out.slice::<u16>(start + slice.start..start + slice.end);
             let update = &mut update[..outputs.len()];
-            vectorised(
-                #[inline(always)]
-                || {
-                    plan.apply(outputs.clone(), attended, update);
-                    for ((out, &x), &added) in target.iter_mut().zip(before).zip(&*update) {
-                        *out = u16::put(x.get() + added);
+            vectorised!({
+                plan.apply(outputs.clone(), attended, update);
+                for ((out, &x), &added) in target.iter_mut().zip(before).zip(&*update) {
+                    *out = u16::put(x.get() + added);
+                }
+                let first = outputs.start.max(LIVE as usize);
+                if first < outputs.end {
+                    let fed = &fed[first - LIVE as usize..outputs.end - LIVE as usize];
+                    let ballast = first - outputs.start;
+                    for ((out, &x), &y) in target[ballast..].iter_mut().zip(&before[ballast..]).zip(fed) {
+                        *out = u16::put(x.get() + y.get());
                     }
-                    let first = outputs.start.max(LIVE as usize);
-                    if first < outputs.end {
-                        let fed = &fed[first - LIVE as usize..outputs.end - LIVE as usize];
-                        let ballast = first - outputs.start;
-                        for ((out, &x), &y) in target[ballast..].iter_mut().zip(&before[ballast..]).zip(fed) {
-                            *out = u16::put(x.get() + y.get());
-                        }
-                    }
-                },
-            );
+                }
+            });
         }
     }
 }
@@ -184,10 +175,7 @@ pub(super) fn compress(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Wri
             let Some(slot) = super::cache::ring_slot(ring, page, i64::from(position)) else { continue };
             let source = view.slice::<u16>(hidden.row(row));
             let target = out.slice::<f32>(slot.start + slice.start..slot.start + slice.end);
-            vectorised(
-                #[inline(always)]
-                || plan.apply(outputs.clone(), source, target),
-            );
+            vectorised!(plan.apply(outputs.clone(), source, target));
         }
     }
 }

@@ -4,9 +4,20 @@ use std::sync::OnceLock;
 
 use pulp::Arch;
 
-/// Runs `work`, compiled once more for each instruction set that the host may have; only what inlines into it gains, so
-/// the closure itself must be `#[inline(always)]`, and what it calls as well.
-pub(super) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
+/// Evaluates an expression, compiled once more for each instruction set that the host may have. Only what inlines gains: the
+/// closure that this makes of it always does, and what it calls must be `#[inline(always)]`.
+macro_rules! vectorised {
+    ($work:expr $(,)?) => {
+        $crate::device::sim::reference::numeric::dispatch(
+            #[inline(always)]
+            || $work,
+        )
+    };
+}
+pub(super) use vectorised;
+
+/// What [`vectorised`] calls.
+pub(super) fn dispatch<R>(work: impl FnOnce() -> R) -> R {
     static ARCH: OnceLock<Arch> = OnceLock::new();
     ARCH.get_or_init(Arch::new).dispatch(work)
 }

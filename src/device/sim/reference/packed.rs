@@ -23,9 +23,18 @@ struct Ternary {
 }
 
 impl Ternary {
-    fn set(&mut self, at: usize, negative: bool) {
-        self.nonzero[at / 64] |= 1 << (at % 64);
-        self.negative[at / 64] |= u64::from(negative) << (at % 64);
+    /// `codes` as bits, or nothing if one is neither `plus` nor `minus` nor zero.
+    #[inline(always)]
+    fn pack<T: Copy + Default + PartialEq>(codes: &[T], plus: T, minus: T) -> Option<Self> {
+        let (mut packed, mut plain) = (Self::default(), true);
+        for (word, codes) in codes.chunks(64).enumerate() {
+            for (bit, &code) in codes.iter().enumerate() {
+                packed.nonzero[word] |= u64::from(code == plus || code == minus) << bit;
+                packed.negative[word] |= u64::from(code == minus) << bit;
+                plain &= code == plus || code == minus || code == T::default();
+            }
+        }
+        plain.then_some(packed)
     }
 }
 
@@ -113,17 +122,14 @@ impl Shadow {
     ) {
         let page = self.page(at, view, stamp);
         out.fill(0.0);
-        vectorised(
-            #[inline(always)]
-            || {
-                let mut firing = screen(page, query) & u64::MAX >> (KEYS - out.len());
-                while firing != 0 {
-                    let key = firing.trailing_zeros() as usize;
-                    firing &= firing - 1;
-                    out[key] = query.logit(page, key, at.format);
-                }
-            },
-        );
+        vectorised!({
+            let mut firing = screen(page, query) & u64::MAX >> (KEYS - out.len());
+            while firing != 0 {
+                let key = firing.trailing_zeros() as usize;
+                firing &= firing - 1;
+                out[key] = query.logit(page, key, at.format);
+            }
+        });
         let mut odd = !(page.codes & page.scales);
         while odd != 0 {
             let key = odd.trailing_zeros() as usize;
@@ -177,15 +183,9 @@ impl Page {
         let packed = match format {
             KeyFormat::Bf16 => {
                 let key = bytemuck::cast_slice::<u8, u16>(key);
-                vectorised(
-                    #[inline(always)]
-                    || pack_key(key, 0x3f80, 0x8000),
-                )
+                vectorised!(pack_key(key, 0x3f80, 0x8000))
             }
-            KeyFormat::Fp8 => vectorised(
-                #[inline(always)]
-                || pack_key(key, e4m3::encode(448.0), 0x80),
-            ),
+            KeyFormat::Fp8 => vectorised!(pack_key(key, e4m3::encode(448.0), 0x80)),
         };
         self.codes = self.codes & !(1 << slot) | u64::from(packed.is_some()) << slot;
         let packed = packed.unwrap_or_default();
@@ -206,19 +206,7 @@ fn pack_key<T: Copy + Default + PartialEq + std::ops::BitOr<Output = T>>(
     if ones[..3].iter().any(|value| *value != one) || ones[3] != T::default() {
         return None;
     }
-    let mut packed = Ternary::default();
-    let mut plain = true;
-    for (word, codes) in codes.chunks(64).enumerate() {
-        let (mut nonzero, mut negative) = (0, 0);
-        for (bit, &code) in codes.iter().enumerate() {
-            let (plus, minus) = (code == one, code == one | sign);
-            nonzero |= u64::from(plus | minus) << bit;
-            negative |= u64::from(minus) << bit;
-            plain &= plus | minus | (code == T::default());
-        }
-        (packed.nonzero[word], packed.negative[word]) = (nonzero, negative);
-    }
-    plain.then_some(packed)
+    Ternary::pack(codes, one, one | sign)
 }
 
 /// A head's query: `unit * codes`, and what its constant dims add for any healthy key.
@@ -283,14 +271,8 @@ fn pack_head(dims: &[f32; INDEX_DIM as usize], weight: f32) -> Option<Head> {
     if !exact || unit == 0.0 || !(weight >= 0.0 && weight.is_finite()) {
         return None;
     }
-    let mut head = Head { unit, weight, constant: constants.iter().sum(), ..Head::default() };
-    for (at, &code) in codes.iter().enumerate() {
-        if code.abs() == unit {
-            head.codes.set(at, code < 0.0);
-        } else if code != 0.0 {
-            return None;
-        }
-    }
+    let codes = Ternary::pack(codes, unit, -unit)?;
+    let mut head = Head { codes, unit, weight, constant: constants.iter().sum(), ..Head::default() };
     let compared = head.codes.nonzero.iter().map(|word| word.count_ones()).sum::<u32>();
     let fires = |wrong: u32| unit * (compared as f32 - 2.0 * wrong as f32) + head.constant > 0.0;
     head.wrong_limit = u64::from((0..=compared).find(|wrong| !fires(*wrong)).unwrap_or(compared + 1));

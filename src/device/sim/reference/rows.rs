@@ -41,24 +41,21 @@ pub(super) fn rms_norm(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Wri
         let row = u64::from(block.index);
         let source = view.slice::<u16>(from.row(row));
         let target = out.slice::<u16>(to.row(row));
-        vectorised(
-            #[inline(always)]
-            || {
-                for ((x, y), gain) in source.chunks(group).zip(target.chunks_mut(group)).zip(gain.chunks(group)) {
-                    let mut lanes = [0.0f32; LANES];
-                    for part in x.chunks_exact(LANES) {
-                        for (sum, &value) in lanes.iter_mut().zip(part) {
-                            *sum += value.get() * value.get();
-                        }
-                    }
-                    let mean = lanes.iter().sum::<f32>() / x.len() as f32;
-                    let inverse = 1.0 / (mean + EPSILON).sqrt();
-                    for ((y, &x), &gain) in y.iter_mut().zip(x).zip(gain) {
-                        *y = u16::put(x.get() * inverse * gain);
+        vectorised!({
+            for ((x, y), gain) in source.chunks(group).zip(target.chunks_mut(group)).zip(gain.chunks(group)) {
+                let mut lanes = [0.0f32; LANES];
+                for part in x.chunks_exact(LANES) {
+                    for (sum, &value) in lanes.iter_mut().zip(part) {
+                        *sum += value.get() * value.get();
                     }
                 }
-            },
-        );
+                let mean = lanes.iter().sum::<f32>() / x.len() as f32;
+                let inverse = 1.0 / (mean + EPSILON).sqrt();
+                for ((y, &x), &gain) in y.iter_mut().zip(x).zip(gain) {
+                    *y = u16::put(x.get() * inverse * gain);
+                }
+            }
+        });
     }
 }
 
@@ -70,15 +67,12 @@ pub(super) fn quantise(op: &Op, blocks: &[Block], view: &View<'_>, out: &mut Wri
         let mut steps = [0.0f32; 64];
         let steps = &mut steps[..scales.len as usize / 4];
         let target = out.bytes(codes.row(row));
-        vectorised(
-            #[inline(always)]
-            || {
-                let groups = source.chunks(QUANTISE_GROUP as usize).zip(target.chunks_mut(QUANTISE_GROUP as usize));
-                for ((x, q), step) in groups.zip(&mut *steps) {
-                    *step = quantise_group(x, q);
-                }
-            },
-        );
+        vectorised!({
+            let groups = source.chunks(QUANTISE_GROUP as usize).zip(target.chunks_mut(QUANTISE_GROUP as usize));
+            for ((x, q), step) in groups.zip(&mut *steps) {
+                *step = quantise_group(x, q);
+            }
+        });
         out.slice::<f32>(scales.row(row)).copy_from_slice(steps);
     }
 }
