@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     Kernels, Memory, Touch, View, Writes,
     journal::{Journal, Moment},
-    memory::{Overlay, STAMP_BYTES, Scratch},
+    memory::{Overlay, STAMP_BYTES, Scratch, meets},
     plan::{Plan, Race},
     race::RaceHit,
     timing::Timing,
@@ -129,7 +129,7 @@ impl Data {
         self.staged.resize_with(plan.len().max(self.staged.len()), Scratch::default);
         for op in (0..plan.len()).filter(|_| !self.full) {
             let reads = || plan.ops[op].reads.iter().map(|operand| operand.region.span());
-            let hot = |span: Range<u64>| self.hot[op].iter().any(|hot| hot.start < span.end && span.start < hot.end);
+            let hot = |span: Range<u64>| self.hot[op].iter().any(|hot| meets(hot, &span));
             if self.modes[op] == Mode::Sliced && !reads().any(hot) {
                 let watched = self.watch.tracks(op as u32) && reads().any(|span| self.watch.touches(&span));
                 self.modes[op] = if watched { Mode::Quiet } else { Mode::Steady };
@@ -221,7 +221,7 @@ impl Data {
                     return;
                 }
                 let watched = tracks && watch.touches(&range);
-                let hot = watched || hot.iter().any(|hot| hot.start < range.end && range.start < hot.end);
+                let hot = watched || hot.iter().any(|hot| meets(hot, &range));
                 match touch {
                     Touch::Index if full || hot => {
                         if watched {

@@ -111,6 +111,11 @@ fn newest(stamps: &[u64], range: &Range<u64>) -> u64 {
     stamps[chunks].iter().copied().max().unwrap_or(0)
 }
 
+/// True where two ranges share a byte.
+pub(crate) fn meets(a: &Range<u64>, b: &Range<u64>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
 /// Most writes of an op that is given memory itself to write to.
 const IN_PLACE: usize = 3;
 
@@ -118,7 +123,6 @@ const IN_PLACE: usize = 3;
 /// itself.
 pub(crate) fn writes_in_place(op: &Op) -> bool {
     let spans: Vec<Range<u64>> = op.writes.iter().map(|write| write.region.span()).collect();
-    let meets = |a: &Range<u64>, b: &Range<u64>| a.start < b.end && b.start < a.end;
     let apart = |at: usize, span: &Range<u64>| {
         !spans[..at].iter().any(|other| meets(other, span))
             && !op.reads.iter().any(|read| meets(&read.region.span(), span))

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{
     cost::{CostModel, Rate},
-    memory::writes_in_place,
+    memory::{meets, writes_in_place},
 };
 use crate::device::{Op, Operand, StreamId};
 
@@ -96,10 +96,7 @@ impl Plan {
         let spans: Vec<Range<u64>> = self.ops.iter().map(|op| hull(op.reads.iter().chain(&op.writes))).collect();
         for second in 1..self.ops.len() {
             for first in 0..second {
-                if spans[first].start < spans[second].end
-                    && spans[second].start < spans[first].end
-                    && !self.ordered(first, second)
-                {
+                if meets(&spans[first], &spans[second]) && !self.ordered(first, second) {
                     let mut span: Option<Range<u64>> = None;
                     shared_bytes(&self.ops[first], &self.ops[second], |shared| {
                         let held = span.get_or_insert(shared.clone());
