@@ -16,13 +16,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ARMS = {"baseline": "", "persistent-logits": 'TOOLSTORM_PERSISTENT_LOGITS = "1"', "ge-diff": 'TOOLSTORM_GE_DIFF = "1"'}
+FACTORS = ["0.8", "1.25"]
 MEASURED = {"sessions": "sessions_judged", "corrupted_sessions": "sessions_corrupted", "race_hits": "race_hits",
             "virtual_step_us": "virtual_step_us", "overlap_share": "overlap_share"}
 
@@ -55,11 +55,10 @@ def sensitivity_matrix(constant, factor):
 def launch(binary, seed, matrix):
     """Runs a matrix and returns what MEASURED names, a row an arm."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in (("agentic.toml", source("scenarios/agentic.toml")), ("matrix.toml", matrix)):
-            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-                file.write(text)
-        summary = os.path.join(folder, "summary.json")
-        run = subprocess.run([binary, "matrix", os.path.join(folder, "matrix.toml"), "--quiet", "--jobs", "1", "--seed",
+        path, summary = os.path.join(folder, "matrix.toml"), os.path.join(folder, "summary.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(matrix)
+        run = subprocess.run([binary, "matrix", path, "--quiet", "--jobs", "1", "--seed",
                               str(seed), "--output-dir", folder, "--export-json", summary], capture_output=True, text=True)
         # 1: the gate failed, as that of a zero arm with a corrupted session should.
         if run.returncode not in (0, 1):
@@ -71,57 +70,61 @@ def launch(binary, seed, matrix):
 
 def table(path):
     """Prints a row for each constant that changes a launch; those that change none are named below."""
-    counts, launches = {}, {}
+    launches = {}
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            at = (row["constant"], row["factor"])
-            counts.setdefault(at, {}).setdefault(row["arm"], []).append(int(row["corrupted_sessions"]))
-            launches.setdefault(at, {})[row["seed"], row["arm"]] = (row["corrupted_sessions"], row["race_hits"])
+            found = int(row["corrupted_sessions"]), int(row["race_hits"])
+            launches.setdefault((row["constant"], row["factor"]), {})[row["seed"], row["arm"]] = found
     # Graphs are launched one at a time and on an idle machine, so this constant changes nothing.
-    shipped = launches["graph_launch", "0.8"]
+    shipped = launches.get(("graph_launch", "0.8"))
+    if shipped is None:
+        raise SystemExit(f"{path}: no rows of graph_launch at 0.8, which stand for the shipped constants; run sensitivity first")
 
     def figures(at):
-        arms = counts.get(at)
-        if arms is None:
-            return ["", "", ""]
-        mean = {arm: f"{sum(arms[arm]) / len(arms[arm]):.1f}" for arm in ARMS}
-        base = arms["baseline"]
-        return [f"{mean['baseline']} ({min(base)}–{max(base)})", mean["persistent-logits"], mean["ge-diff"]]
+        def of(arm):
+            return [corrupted for (_, name), (corrupted, _) in launches[at].items() if name == arm]
+        if at not in launches:
+            return [""] * len(ARMS)
+        means = [f"{sum(of(arm)) / len(of(arm)):.1f}" for arm in ARMS]
+        return [f"{means[0]} ({min(of('baseline'))}–{max(of('baseline'))})", *means[1:]]
 
     print("| constant | 0.8: baseline | persistent | ge-diff | 1.25: baseline | persistent | ge-diff |\n|---|--:|--:|--:|--:|--:|--:|")
     same = []
-    for name in dict.fromkeys(constant for constant, _ in counts):
-        found = [launches.get((name, factor), {}) for factor in ("0.8", "1.25")]
+    for name in dict.fromkeys(constant for constant, _ in launches):
+        found = [launches.get((name, factor), {}) for factor in FACTORS]
         if all(shipped.get(key) == value for launch in found for key, value in launch.items()):
             same.append(name)
-            continue
-        print("|", " | ".join([f"`{name}`", *figures((name, "0.8")), *figures((name, "1.25"))]), "|")
+        else:
+            print("|", " | ".join([f"`{name}`", *(figure for factor in FACTORS for figure in figures((name, factor)))]), "|")
     print("\nAs shipped:", " | ".join(figures(("graph_launch", "0.8"))))
     print("The same corrupted sessions and race hits as shipped in every launch:", ", ".join(f"`{name}`" for name in same))
 
 
 def main():
-    if sys.argv[1:2] == ["table"] and len(sys.argv) == 3:
-        table(sys.argv[2])
-        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=["seeds", "sensitivity"])
-    parser.add_argument("binary")
-    parser.add_argument("csv")
-    parser.add_argument("--seeds", help="first-last")
-    parser.add_argument("--constants", help="only these, separated by commas")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    studies = parser.add_subparsers(dest="study", required=True)
+    for study, seeds in (("seeds", "1-20"), ("sensitivity", "1-5")):
+        arguments = studies.add_parser(study)
+        arguments.add_argument("binary")
+        arguments.add_argument("csv")
+        arguments.add_argument("--seeds", default=seeds, help="first-last")
+        arguments.add_argument("--workers", type=int, default=os.cpu_count())
+        if study == "sensitivity":
+            arguments.add_argument("--constants", help="only these, separated by commas")
+    studies.add_parser("table").add_argument("csv")
     options = parser.parse_args()
+    if options.study == "table":
+        table(options.csv)
+        return
+    first, last = options.seeds.split("-")
     if options.study == "seeds":
-        first, last = (options.seeds or "1-20").split("-")
         keys, cells, matrix = [], [()], seeds_matrix
     else:
-        first, last = (options.seeds or "1-5").split("-")
         names = constants()
         wanted = options.constants.split(",") if options.constants else names
         if unknown := [name for name in wanted if name not in names]:
             parser.error(f"no constant of the cost model: {', '.join(unknown)}; there are {', '.join(names)}")
-        cells = [(constant, factor) for constant in wanted for factor in ("0.8", "1.25")]
+        cells = [(constant, factor) for constant in wanted for factor in FACTORS]
         keys, matrix = ["constant", "factor"], sensitivity_matrix
     held = set()
     if os.path.exists(options.csv):
