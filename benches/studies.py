@@ -65,6 +65,11 @@ def launch(binary, seed, matrix):
             raise RuntimeError(f"seed {seed}: exit code {run.returncode}: {run.stderr[-500:]}\n{matrix}")
         with open(summary, encoding="utf-8") as file:
             arms = json.load(file)["arms"]
+    # A launch that was suspended for longer than its limits of silence loses sessions and is no function of its seeds.
+    for arm in arms:
+        if arm["sessions_judged"] < arm["sessions_planned"]:
+            raise RuntimeError(f"seed {seed}, {arm['name']}: {arm['sessions_judged']} of {arm['sessions_planned']} sessions "
+                               f"judged: {arm['infra_first']}\n{matrix}")
     return [[seed, arm["name"]] + [round(arm[name], 4) for name in MEASURED.values()] for arm in arms]
 
 
