@@ -10,7 +10,11 @@ use crate::{
         summary::CallRecord,
     },
     seed::Seed,
-    stats::{Counts, Interval, cluster::quantile, exact, interval},
+    stats::{
+        Counts, Interval,
+        cluster::{quantile, quantile_of},
+        exact, interval,
+    },
     validate::Verdict,
 };
 
@@ -193,10 +197,10 @@ fn latency(first: &Side, second: &Side, confidence: f64, seed: Seed) -> Vec<Late
         if one.is_empty() || two.is_empty() {
             continue;
         }
+        let (one, two) = (Times::new(&one), Times::new(&two));
         let draws = resampled_differences(&one, &two, seed.fork(name));
-        let (all_one, all_two) = (pooled(one.iter()), pooled(two.iter()));
         for (index, (label, p)) in QUANTILES.into_iter().enumerate() {
-            let (a, b) = (quantile(&all_one, p), quantile(&all_two, p));
+            let [a, b] = [&one, &two].map(|times| quantile_of(times.sorted.len(), p, |at| times.sorted[at].0));
             let mut differences: Vec<f64> = draws.iter().map(|draw| draw[index]).collect();
             differences.sort_by(f64::total_cmp);
             let tail = (1.0 - confidence) / 2.0;
@@ -220,24 +224,46 @@ fn times_by_session(side: &Side, time: Time) -> Vec<Vec<f64>> {
     sessions.into_values().collect()
 }
 
-fn pooled<'a>(sessions: impl Iterator<Item = &'a Vec<f64>>) -> Vec<f64> {
-    let mut values: Vec<f64> = sessions.flatten().copied().collect();
-    values.sort_by(f64::total_cmp);
-    values
+/// The times of all sessions.
+struct Times {
+    sessions: usize,
+    /// In ascending order, each with the index of its session.
+    sorted: Vec<(f64, usize)>,
 }
 
-fn resampled_differences(one: &[Vec<f64>], two: &[Vec<f64>], seed: Seed) -> Vec<[f64; QUANTILES.len()]> {
-    use rand::RngExt;
+impl Times {
+    fn new(sessions: &[Vec<f64>]) -> Self {
+        let times = sessions.iter().enumerate().flat_map(|(index, times)| times.iter().map(move |&time| (time, index)));
+        let mut sorted: Vec<_> = times.collect();
+        sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Self { sessions: sessions.len(), sorted }
+    }
 
+    /// Quantiles of the times of as many sessions, drawn with replacement. What is sorted once stays sorted, however often
+    /// each session was drawn.
+    fn resample(&self, rng: &mut impl rand::Rng) -> [f64; QUANTILES.len()] {
+        use rand::RngExt;
+
+        let mut drawn = vec![0; self.sessions];
+        for _ in 0..self.sessions {
+            drawn[rng.random_range(0..self.sessions)] += 1;
+        }
+        let mut count = 0;
+        let up_to = self.sorted.iter().map(|&(_, session)| {
+            count += drawn[session];
+            count
+        });
+        let up_to: Vec<usize> = up_to.collect();
+        QUANTILES.map(|(_, p)| quantile_of(count, p, |at| self.sorted[up_to.partition_point(|&upto| upto <= at)].0))
+    }
+}
+
+fn resampled_differences(one: &Times, two: &Times, seed: Seed) -> Vec<[f64; QUANTILES.len()]> {
     let mut rng = seed.rng();
-    let mut draw = |sessions: &[Vec<f64>]| {
-        let picked: Vec<usize> = sessions.iter().map(|_| rng.random_range(0..sessions.len())).collect();
-        pooled(picked.iter().map(|&index| &sessions[index]))
-    };
     (0..RESAMPLES)
         .map(|_| {
-            let (a, b) = (draw(one), draw(two));
-            QUANTILES.map(|(_, p)| quantile(&a, p) - quantile(&b, p))
+            let (a, b) = (one.resample(&mut rng), two.resample(&mut rng));
+            std::array::from_fn(|index| a[index] - b[index])
         })
         .collect()
 }
@@ -272,6 +298,21 @@ mod tests {
         assert!(result.sessions.fisher_p > 0.99);
         assert!(result.latency.iter().all(|row| row.interval.contains(row.difference)), "{:?}", result.latency);
         assert_eq!(result.latency.len(), 8);
+    }
+
+    #[test]
+    fn a_resample_has_the_quantiles_of_the_times_that_were_drawn() {
+        use rand::RngExt;
+
+        let mut rng = Seed(3).rng();
+        let sessions: Vec<Vec<f64>> =
+            (1..40).map(|session| (0..=session % 5).map(|_| f64::from(rng.random_range(0..90))).collect()).collect();
+        let mut again = rng.clone();
+        let quantiles = Times::new(&sessions).resample(&mut rng);
+        let drawn = sessions.iter().flat_map(|_| &sessions[again.random_range(0..sessions.len())]);
+        let mut pooled: Vec<f64> = drawn.copied().collect();
+        pooled.sort_by(f64::total_cmp);
+        assert_eq!(quantiles, QUANTILES.map(|(_, p)| quantile(&pooled, p)));
     }
 
     #[test]

@@ -39,8 +39,16 @@ fn resample(clusters: &[Counts], rng: &mut impl Rng) -> Counts {
 /// # Panics
 /// Without values.
 pub fn quantile(sorted: &[f64], p: f64) -> f64 {
-    let position = p * (sorted.len() - 1) as f64;
-    let (below, above) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
+    quantile_of(sorted.len(), p, |index| sorted[index])
+}
+
+/// The same of `count` values, of which `at` gives the one at an index in ascending order.
+///
+/// # Panics
+/// Without values.
+pub fn quantile_of(count: usize, p: f64, at: impl Fn(usize) -> f64) -> f64 {
+    let position = p * (count - 1) as f64;
+    let (below, above) = (at(position.floor() as usize), at(position.ceil() as usize));
     below + (above - below) * position.fract()
 }
 

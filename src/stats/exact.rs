@@ -7,6 +7,9 @@ use super::Counts;
 /// Relative slack within which two table probabilities count as equal, as in R's `fisher.test`.
 const TIE: f64 = 1.0 + 1e-7;
 
+/// A term this small against the sum before it changes nothing; nor do the terms that follow, which are smaller still.
+const NEGLIGIBLE: f64 = 1e-18;
+
 /// The distribution of the first arm's events, given the margins of the table.
 struct Hypergeometric {
     first: u64,
@@ -33,10 +36,42 @@ impl Hypergeometric {
         (ln_binomial(self.first, events) + ln_binomial(self.second, self.events - events) - self.ln_total).exp()
     }
 
+    /// How many times as likely as `events` one more event in the first arm is.
+    fn ratio(&self, events: u64) -> f64 {
+        let more = (self.events - events) as f64 * (self.first - events) as f64;
+        more / ((events + 1) as f64 * (self.second + events + 1 - self.events) as f64)
+    }
+
     /// The probability of `events` or more in the first arm.
     fn at_least(&self, events: u64) -> f64 {
-        self.support().filter(|&x| x >= events).map(|x| self.probability(x)).sum::<f64>().min(1.0)
+        let (least, most) = self.support().into_inner();
+        if events <= least {
+            return 1.0;
+        }
+        if events > most {
+            return 0.0;
+        }
+        // From the likeliest number on, terms fall in both directions, the faster the farther.
+        let likeliest = (self.events + 1) as f64 * (self.first + 1) as f64 / (self.first + self.second + 2) as f64;
+        let start = events.max((likeliest as u64).clamp(least, most));
+        let peak = self.probability(start);
+        let above = falling_sum(peak, (start..most).map(|x| self.ratio(x)));
+        let below = falling_sum(peak, (events..start).rev().map(|x| self.ratio(x).recip())) - peak;
+        (above + below).min(1.0)
     }
+}
+
+/// The sum of `term` and those after it, each the one before times the next of `ratios`, which fall and begin at 1 or less.
+fn falling_sum(mut term: f64, ratios: impl Iterator<Item = f64>) -> f64 {
+    let mut sum = term;
+    for ratio in ratios {
+        term *= ratio;
+        sum += term;
+        if term <= sum * NEGLIGIBLE {
+            break;
+        }
+    }
+    sum
 }
 
 /// Fisher's exact test, two-sided: the probability of every table with these margins that is no likelier than the
@@ -60,6 +95,10 @@ fn one_sided(first: Counts, second: Counts) -> f64 {
         return 1.0;
     }
     let observed = Hypergeometric::of(first, second).at_least(first.events) * TIE;
+    if observed >= 1.0 {
+        // Every table is as extreme.
+        return 1.0;
+    }
     let region = rejection_region(first.trials, second.trials, observed);
     maximise(|rate| region_probability(&region, first.trials, second.trials, rate))
 }
@@ -86,11 +125,23 @@ fn region_probability(region: &[u64], first: u64, second: u64, rate: f64) -> f64
     binomial(first, rate).iter().zip(region).map(|(p, &extreme)| p * below[extreme as usize]).sum()
 }
 
-/// The binomial probabilities of `0..=trials` events.
+/// The binomial probabilities of `0..=trials` events: that of the likeliest number, and from there each from its neighbour's.
 pub(super) fn binomial(trials: u64, rate: f64) -> Vec<f64> {
     let term = |base: f64, times: u64| if times == 0 { 0.0 } else { times as f64 * base };
-    let (ln_rate, ln_rest) = (rate.ln(), (-rate).ln_1p());
-    (0..=trials).map(|x| (ln_binomial(trials, x) + term(ln_rate, x) + term(ln_rest, trials - x)).exp()).collect()
+    let peak = (((trials + 1) as f64 * rate) as u64).min(trials);
+    let mut terms = vec![0.0; trials as usize + 1];
+    let ln_peak = ln_binomial(trials, peak) + term(rate.ln(), peak) + term((-rate).ln_1p(), trials - peak);
+    terms[peak as usize] = ln_peak.exp();
+    let odds = rate / (1.0 - rate);
+    // What is too small for full precision would slow the arithmetic down and add nothing.
+    let normal = |term: f64| if term < f64::MIN_POSITIVE { 0.0 } else { term };
+    for x in peak..trials {
+        terms[x as usize + 1] = normal(terms[x as usize] * odds * ((trials - x) as f64 / (x + 1) as f64));
+    }
+    for x in (0..peak).rev() {
+        terms[x as usize] = normal(terms[x as usize + 1] / odds * ((x + 1) as f64 / (trials - x) as f64));
+    }
+    terms
 }
 
 /// The exact sign test of two dependent arms, two-sided: how likely so uneven a split of the discordant pairs is when
@@ -144,4 +195,40 @@ pub fn holm(p_values: &[f64]) -> Vec<f64> {
         adjusted[index] = floor;
     }
     adjusted
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn near(fast: f64, plain: f64) -> bool {
+        (fast - plain).abs() <= 1e-9 * plain || plain < 1e-300
+    }
+
+    proptest! {
+        #[test]
+        fn a_tail_is_the_sum_of_its_terms(first in 1..6000u64, second in 1..6000u64, events in 0.0..1.0f64, at in 0.0..1.0f64) {
+            let events = (events * (first + second) as f64) as u64;
+            let tables = Hypergeometric::given(first, second, events);
+            let x = (at * events.min(first) as f64) as u64;
+            let plain: f64 = tables.support().filter(|&other| other >= x).map(|other| tables.probability(other)).sum();
+            prop_assert!(near(tables.at_least(x), plain.min(1.0)), "{} {plain}", tables.at_least(x));
+        }
+
+        #[test]
+        fn binomial_terms_are_those_of_their_logarithms(trials in 0..6000u64, rate in 1e-9..1.0f64) {
+            for (x, term) in (0..=trials).zip(binomial(trials, rate)) {
+                let ln = ln_binomial(trials, x) + x as f64 * rate.ln() + (trials - x) as f64 * (-rate).ln_1p();
+                prop_assert!(near(term, ln.exp()), "{x}: {term} {}", ln.exp());
+            }
+        }
+    }
+
+    #[test]
+    fn certain_rates_have_one_outcome() {
+        assert_eq!((binomial(3, 0.0), binomial(3, 1.0)), (vec![1.0, 0.0, 0.0, 0.0], vec![0.0, 0.0, 0.0, 1.0]));
+        assert_eq!(binomial(0, 0.3), [1.0]);
+    }
 }
