@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         for mut record in records {
             complete(&mut record, args, tools.as_ref());
             let judgement = judge(&record.observation(), &record.expectation);
-            let line = line(&record.id, &judgement);
+            let line = line(&record, &judgement);
             console.emit(&line);
             console.say(line.to_string());
             code = worse(code, judgement.verdict);
@@ -96,7 +96,7 @@ fn worse(code: u8, verdict: Verdict) -> u8 {
     }
 }
 
-fn line(id: &str, judgement: &Judgement) -> Value {
+fn line(record: &Record, judgement: &Judgement) -> Value {
     let calls: Vec<Value> = judgement
         .calls
         .iter()
@@ -110,11 +110,12 @@ fn line(id: &str, judgement: &Judgement) -> Value {
         })
         .collect();
     json!({
-        "id": id,
+        "id": record.id,
         "verdict": judgement.verdict,
         "class": judgement.class,
         "calls": calls,
         "quirks": judgement.quirks,
+        "oracle": record.expectation.oracle(),
         "finish_reason": judgement.finish_reason,
         "detail": judgement.detail,
     })

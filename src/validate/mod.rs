@@ -26,6 +26,7 @@ use serde_json::Value;
 pub use assemble::{Answer, Reader};
 pub use canary::Canaries;
 pub use fault::{Class, Quirk, Verdict};
+pub use oracle::Oracle;
 pub use rules::Mask;
 pub use tools::Tools;
 
@@ -106,6 +107,17 @@ pub struct Expectation {
     pub prompt_asks_for_markup: bool,
     /// Call markup beside the built-in families, from the scenario.
     pub extra_markup: Vec<String>,
+}
+
+impl Expectation {
+    /// The strongest oracle that this knows.
+    pub fn oracle(&self) -> Oracle {
+        match (&self.calls, self.tools_unknown) {
+            (Some(_), _) => Oracle::Exact,
+            (None, false) => Oracle::Schema,
+            (None, true) => Oracle::Form,
+        }
+    }
 }
 
 /// The judgement of one reassembled call.

@@ -1,9 +1,22 @@
-//! The dictated calls against the delivered ones.
+//! What a response is held against, and the dictated calls against the delivered ones.
 
+use serde::Serialize;
 use serde_json::{Number, Value};
 use similar::{ChangeTag, TextDiff};
 
 use super::ExpectedCall;
+
+/// What a response is held against, from least to most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Oracle {
+    /// Form alone: neither tools nor calls are known.
+    Form,
+    /// The tools' names and schemas.
+    Schema,
+    /// The very calls that were dictated.
+    Exact,
+}
 
 /// What the oracle says about the delivered calls.
 #[derive(Debug, Clone, Default)]
