@@ -72,7 +72,9 @@ pub fn overall(arms: Vec<Decision>, interrupted: bool) -> Ruling {
         (Some(arm), _, _) => (Outcome::Fail, named(arm)),
         (None, _, []) => (Outcome::Inconclusive, "no arm was run".to_owned()),
         (None, Some(arm), _) => (Outcome::Inconclusive, named(arm)),
-        (None, None, _) if interrupted => (Outcome::Inconclusive, "the run was interrupted".to_owned()),
+        (None, None, _) if interrupted => {
+            (Outcome::Inconclusive, "the run did not end: it was interrupted, or parts of it are missing".to_owned())
+        }
         (None, None, [arm]) => (Outcome::Pass, arm.reason.clone()),
         (None, None, _) => (Outcome::Pass, format!("all {} arms met what is expected of them", arms.len())),
     };

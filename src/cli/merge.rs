@@ -7,7 +7,7 @@ use crate::{
     error::{Error, Result},
     gate,
     report::{folder::Folder, measure, table, tally::Tally, terminal::Console},
-    run::{Consumer, Plan, RunEvent, journal::Journal},
+    run::{Consumer, Partition, Plan, RunEvent, journal::Journal},
 };
 
 /// Arguments of `merge`.
@@ -25,11 +25,15 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     let parts: Vec<_> = args.results.iter().map(|path| Folder::open(path)).collect::<Result<_>>()?;
     check(&parts)?;
+    let lacking = lacking(&parts);
+    if let Some(parts) = &lacking {
+        console.warn(format!("the joined result is incomplete: {parts} not among the results"));
+    }
     let plan = Plan { partition: None, ..parts[0].plan().clone() };
     let joined = Folder::create(&args.output_dir, plan, Clock::start())?;
     let mut journal = Journal::create(&joined.journal())?;
     let mut tally = Tally::default();
-    let mut incomplete = false;
+    let mut incomplete = lacking.is_some();
     for part in &parts {
         let events = part.events()?;
         incomplete |= !Tally::of(&events).complete;
@@ -72,6 +76,18 @@ fn check(parts: &[Folder]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Which parts of the run are not among `parts`, in words.
+fn lacking(parts: &[Folder]) -> Option<String> {
+    let given: Vec<Partition> = parts.iter().filter_map(|part| part.plan().partition).collect();
+    let of = given.first()?.of;
+    let mut missing = (1..=of).map(|part| Partition { part, of }).filter(|wanted| !given.contains(wanted));
+    let first = missing.next()?;
+    Some(match of - given.len() as u64 {
+        1 => format!("{first} is"),
+        count => format!("{first} and {} more are", count - 1),
+    })
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
