@@ -62,7 +62,7 @@ pub(super) struct Scratch {
 
 #[derive(Clone, Copy, Default)]
 struct Shadow {
-    /// None where it is not of memory as it was at some stamp.
+    /// None: packed from other bytes than memory's, so never used again.
     stamp: Option<u64>,
     packed: Packed,
 }
