@@ -21,7 +21,7 @@ use crate::{
     exit,
     gate::percent_against,
     report::{folder, terminal::Console},
-    run::{self, Plan, resolve},
+    run::{self, Arm, Plan, check_settings, resolve},
     scenario::{BisectSpec, file},
     seed::Seed,
     stats::{Counts, interval},
@@ -103,7 +103,11 @@ fn wanted(args: &Args, spec: &BisectSpec, plan: &Plan, found: &Configurations) -
         return Err(Error::usage(format!("--jobs {jobs}: a bisection runs at most {most} probes side by side"))
             .hint(format!("leave --jobs out, or ask for --jobs {most}")));
     }
-    let jobs = execute::jobs(plan, args.options.jobs)?.min(bisect::MOST_JOBS);
+    let all: Vec<usize> = (0..found.switches.len()).collect();
+    let end = |name: &str, bad: &[usize]| Arm { name: name.into(), ..found.arm(bad) };
+    let ends = Plan { arms: vec![end("good", &[]), end("bad", &all)], ..plan.clone() };
+    check_settings(&ends)?;
+    let jobs = execute::jobs(&ends, args.options.jobs)?.min(bisect::MOST_JOBS);
     Ok(bisect::Plan { toggles: found.switches.len(), confidence, max_sessions, sessions_per_probe, jobs, seed })
 }
 

@@ -1,6 +1,6 @@
 //! A plan to a finished run: what `run` and `matrix` share.
 
-use std::{num::NonZeroUsize, thread};
+use std::{collections::BTreeMap, num::NonZeroUsize, thread};
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -22,16 +22,17 @@ use crate::{
         tally::Tally,
         terminal::Console,
     },
-    run::{Arm, Consumer, Finished, Plan, Runner, journal::Journal, remaining},
+    run::{Consumer, Finished, Plan, Runner, journal::Journal, remaining},
     scenario::TargetKind,
 };
 
 /// Launches side by side at most, unless more are asked for: each holds an engine in memory.
 const MOST_JOBS: usize = 8;
 
-/// Runs `plan`, or goes on with an interrupted run of it.
-pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result<u8> {
-    let code = gate::check(&plan).and_then(|()| run(plan, options, console));
+/// Runs `plan`, or goes on with an interrupted run of it. A plan that could not be made is an error with the code that the
+/// options ask for, like any other.
+pub(super) fn execute(plan: Result<Plan>, options: &Options, console: Console) -> Result<u8> {
+    let code = plan.and_then(|plan| gate::check(&plan).and_then(|()| run(plan, options, console)));
     if !options.git_bisect_codes {
         return code;
     }
@@ -48,6 +49,7 @@ pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result
 fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
     options.exports.check()?;
     if options.dry_run {
+        jobs(&plan, options.jobs)?;
         return Ok(dry_run(&plan, console));
     }
     let (summary, finished) = drive(plan, options, console)?;
@@ -102,23 +104,19 @@ pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(
 
 /// How many launches run side by side. Only virtual time makes neighbours invisible to each other: under lockstep on the
 /// virtual GPU. Everywhere else a neighbour is load that nobody asked for, and it moves the races.
+///
+/// # Errors
+/// More are wanted than may run, or a variable of an arm is none that the built-in engine would start with.
 pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
-    let virtual_gpu = |arm: &Arm| {
-        // What no engine would start with is left to the launch to tell.
-        let toggles = Toggles::resolve(env::all().into_iter().chain(arm.env.clone()));
-        toggles.map_or(true, |toggles| match toggles.device {
-            DeviceChoice::Sim => true,
-            DeviceChoice::Cuda => false,
-            DeviceChoice::Auto => cuda::device_count() == 0,
-        })
-    };
-    let obstacle = if plan.target.kind != TargetKind::Builtin {
+    let builtin = plan.target.kind == TargetKind::Builtin;
+    let virtual_gpus = if builtin { virtual_gpus(plan)? } else { 0 };
+    let obstacle = if !builtin {
         Some("the target is not the built-in engine")
     } else if !plan.load.lockstep {
         Some("the engine runs free, without lockstep")
     } else if plan.load.until.is_some() {
         Some("a sequential test looks at one launch after the other")
-    } else if !plan.arms.iter().all(virtual_gpu) {
+    } else if virtual_gpus < plan.arms.len() {
         Some("the launches share a GPU")
     } else {
         None
@@ -132,6 +130,24 @@ pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
         (None, Some(_)) => Ok(1),
         (None, None) => Ok(thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_JOBS)),
     }
+}
+
+/// How many arms of the built-in engine run on the virtual GPU.
+fn virtual_gpus(plan: &Plan) -> Result<usize> {
+    let mut count = 0;
+    for arm in &plan.arms {
+        let own = Toggles::resolve(arm.env.clone());
+        own.map_err(|error| error.within(format_args!("arm `{}`", arm.name)))?;
+        let mut env: BTreeMap<_, _> = env::all().into_iter().collect();
+        env.extend(plan.environment(arm, 0, 1));
+        let toggles = Toggles::resolve(env).map_err(|error| error.within("the environment, which servers inherit"))?;
+        count += usize::from(match toggles.device {
+            DeviceChoice::Sim => true,
+            DeviceChoice::Cuda => false,
+            DeviceChoice::Auto => cuda::device_count() == 0,
+        });
+    }
+    Ok(count)
 }
 
 fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {

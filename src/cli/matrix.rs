@@ -14,7 +14,7 @@ pub(super) struct Args {
 
 /// Runs `matrix`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    let (matrix, scenario) = file::matrix(&args.matrix)?;
-    let plan = resolve(matrix, scenario, &args.options.overrides())?;
+    let plan =
+        file::matrix(&args.matrix).and_then(|(matrix, scenario)| resolve(matrix, scenario, &args.options.overrides()));
     execute::execute(plan, &args.options, console)
 }

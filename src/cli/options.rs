@@ -92,7 +92,7 @@ pub struct Options {
     /// Model name to ask for
     #[arg(long, help_heading = "Target")]
     pub model: Option<String>,
-    /// Drive this server instead of the file's target
+    /// Drive this server instead of the file's target, whose command, arguments and environment are not used
     #[arg(long, value_name = "URL", help_heading = "Target")]
     pub base_url: Option<String>,
     /// Name of the variable that holds the API key

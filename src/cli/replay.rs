@@ -136,8 +136,7 @@ async fn resend(args: &Args, plan: &Plan, recorded: &[Recorded], console: Consol
     // One request at a time has nobody to keep step with.
     plan.load.lockstep = false;
     if let Some(url) = &args.base_url {
-        plan.target.kind = crate::scenario::TargetKind::Url;
-        plan.target.base_url = Some(url.clone());
+        plan.redirect(url);
         plan.arms.iter_mut().for_each(|arm| arm.base_url = None);
     }
     let about = &recorded[0].about;

@@ -1,7 +1,12 @@
 //! `toolstorm run`: one configuration, one report.
 
 use super::{execute, options::Options};
-use crate::{error::Result, report::terminal::Console, run::resolve, scenario::file};
+use crate::{
+    error::Result,
+    report::terminal::Console,
+    run::{Plan, resolve},
+    scenario::file,
+};
 
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
@@ -9,7 +14,7 @@ pub(super) struct Args {
     /// Scenario file, or the name of a shipped one
     scenario: String,
     /// A variable of the built-in server's environment; may be given several times
-    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair, help_heading = "Target")]
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair, conflicts_with = "base_url", help_heading = "Target")]
     env: Vec<(String, String)>,
     #[command(flatten)]
     options: Options,
@@ -17,10 +22,13 @@ pub(super) struct Args {
 
 /// Runs `run`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
+    execute::execute(plan(args), &args.options, console)
+}
+
+fn plan(args: &Args) -> Result<Plan> {
     let scenario = file::scenario(&args.scenario)?;
     let matrix = file::around(&scenario, args.env.iter().cloned().collect())?;
-    let plan = resolve(matrix, scenario, &args.options.overrides())?;
-    execute::execute(plan, &args.options, console)
+    resolve(matrix, scenario, &args.options.overrides())
 }
 
 fn pair(text: &str) -> std::result::Result<(String, String), String> {

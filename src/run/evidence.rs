@@ -10,6 +10,7 @@ use similar::{ChangeTag, TextDiff};
 
 use super::why::Why;
 use crate::{
+    clock::Clock,
     drive::Exchange,
     error::{Error, Result},
     validate::{CallJudgement, Verdict, parity::Form},
@@ -18,6 +19,26 @@ use crate::{
 /// The folder of a session's evidence inside the result folder: `evidence/baseline-0-s017`.
 pub(super) fn folder(result: &Path, arm: &str, launch: u32, session: u64) -> PathBuf {
     result.join("evidence").join(format!("{}-{launch}-s{session:03}", file_name(arm)))
+}
+
+/// Moves what lies in a launch's evidence of sessions that are `void` out of the way, and loses none of it.
+pub(super) fn set_aside(result: &Path, arm: &str, launch: u32, void: impl Fn(u64) -> bool, clock: Clock) -> Result<()> {
+    let evidence = result.join("evidence");
+    if !evidence.is_dir() {
+        return Ok(());
+    }
+    let failed = |error: std::io::Error| Error::usage(format!("{}: {error}", evidence.display()));
+    let aside = result.join(clock.timestamp().strftime("evidence-before-%Y%m%dT%H%M%SZ").to_string());
+    let prefix = format!("{}-{launch}-s", file_name(arm));
+    for entry in std::fs::read_dir(&evidence).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let session = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
+        if session.is_some_and(&void) {
+            std::fs::create_dir_all(&aside).map_err(failed)?;
+            std::fs::rename(evidence.join(&name), aside.join(&name)).map_err(failed)?;
+        }
+    }
+    Ok(())
 }
 
 /// `name` as a file name.

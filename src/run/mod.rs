@@ -11,6 +11,7 @@ pub mod replay;
 mod resolve;
 mod resume;
 mod runner;
+mod settings;
 mod until;
 mod why;
 
@@ -24,6 +25,7 @@ pub use record::CallRecord;
 pub use resolve::{Overrides, resolve};
 pub use resume::{Todo, remaining};
 pub use runner::{Consumer, Finished, Runner, evidence_folder, folder_name, log_name};
+pub use settings::check_settings;
 
 pub use until::{Progress, Until, Watch};
 pub use why::Races;
@@ -165,6 +167,16 @@ impl Plan {
     /// The seed of a launch: the same for every arm in one repetition, another in the next.
     pub fn launch_seed(&self, repetition: u32) -> Seed {
         Seed(self.seed).fork("launch").index(u64::from(repetition))
+    }
+
+    /// The environment of the server of a launch of `arm`, repetition and number of sessions given.
+    pub fn environment(&self, arm: &Arm, repetition: u32, sessions: usize) -> BTreeMap<String, String> {
+        let mut env = arm.env.clone();
+        env.insert("TOOLSTORM_SEED".into(), self.launch_seed(repetition).to_string());
+        if self.load.lockstep {
+            env.insert("TOOLSTORM_LOCKSTEP".into(), sessions.to_string());
+        }
+        env
     }
 
     /// SHA-256 of what decides the sessions' content.

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Arm, Load, Partition, Plan, Until};
+use super::{
+    Arm, Load, Partition, Plan, Until,
+    settings::{check_redirection, check_settings},
+};
 use crate::{
     error::{Error, Result},
     scenario::{ArmSpec, Arrival, Matrix, Parity, Range, Scenario, Span, TargetKind, UntilSpec, file::MOST_SESSIONS},
@@ -100,7 +103,8 @@ fn load(matrix: &Matrix, overrides: &Overrides) -> Result<Load> {
         // Only the built-in engine knows lockstep; a file's default gives way to another target, a flag does not.
         lockstep: overrides.lockstep.unwrap_or(matrix.lockstep && builtin && overrides.duration.is_none()),
         arrival: overrides.arrival.unwrap_or(matrix.arrival),
-        rate: overrides.rate.or(matrix.rate),
+        // Closed arrivals over a file with open ones leave its rate without a use.
+        rate: overrides.rate.or(matrix.rate.filter(|_| overrides.arrival != Some(Arrival::Closed))),
         duration: overrides.duration.or(matrix.duration),
         warmup: overrides.warmup.unwrap_or(matrix.warmup),
         ramp: overrides.ramp.unwrap_or(matrix.ramp),
@@ -129,8 +133,8 @@ fn workload(scenario: &mut Scenario, rounds: Option<Range>, overrides: &Override
 
 fn target(plan: &mut Plan, overrides: &Overrides) -> Result<()> {
     if let Some(url) = &overrides.base_url {
-        plan.target.kind = TargetKind::Url;
-        plan.target.base_url = Some(url.clone());
+        check_redirection(plan)?;
+        plan.redirect(url);
     }
     if overrides.model.is_some() {
         plan.target.model.clone_from(&overrides.model);
@@ -241,6 +245,7 @@ fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
         return refuse("a limit of 0 would end every request".into());
     }
     plan.gate.check()?;
+    check_settings(plan)?;
     let homeless = plan.target.base_url.is_none() && plan.arms.iter().any(|arm| arm.base_url.is_none());
     if plan.target.kind == TargetKind::Url && homeless {
         return refuse("the target is a url but no `base_url` is given".into());
@@ -368,7 +373,8 @@ mod tests {
         let confidence = |share| Overrides { confidence: Some(share), ..Overrides::default() };
         assert!(refused(confidence(f64::NAN)).contains("`gate.confidence`"));
         for rate in [1e-300, 0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert!(refused(Overrides { rate: Some(rate), ..Overrides::default() }).contains("`rate`"), "{rate}");
+            let overrides = Overrides { rate: Some(rate), arrival: Some(Arrival::Poisson), ..Overrides::default() };
+            assert!(refused(overrides).starts_with("`rate` is "), "{rate}");
         }
         for sessions in [0, u64::MAX] {
             let overrides = Overrides { sessions: Some(sessions), ..Overrides::default() };
@@ -381,8 +387,8 @@ mod tests {
         let overrides = Overrides { warmup: Some(Span::seconds(1)), ..Overrides::default() };
         assert!(plan("quick", &overrides).unwrap_err().cure().is_some());
         let overrides = Overrides { base_url: Some("http://x".into()), ..Overrides::default() };
-        assert!(!plan("quick", &overrides).unwrap().load.lockstep);
+        assert!(!plan("gate", &overrides).unwrap().load.lockstep);
         let overrides = Overrides { lockstep: Some(true), ..overrides };
-        assert!(plan("quick", &overrides).is_err());
+        assert!(plan("gate", &overrides).is_err());
     }
 }

@@ -163,12 +163,7 @@ impl Runner<'_> {
 
     /// Starts the server of a launch; `captures` is where its captured graphs go.
     pub async fn start(&self, todo: &Todo, arm: &Arm, captures: Option<&Path>) -> Result<Server> {
-        let mut env = arm.env.clone();
-        let seed = self.plan.launch_seed(todo.launch.repetition);
-        env.insert("TOOLSTORM_SEED".into(), seed.to_string());
-        if self.plan.load.lockstep {
-            env.insert("TOOLSTORM_LOCKSTEP".into(), todo.sessions.len().to_string());
-        }
+        let env = self.plan.environment(arm, todo.launch.repetition, todo.sessions.len());
         let log = self.result.join(log_name(&arm.name, todo.launch.repetition));
         target::start(&Start {
             target: &self.plan.target,
@@ -189,6 +184,9 @@ impl Runner<'_> {
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
         let launch = todo.launch.number;
         let timed = self.plan.load.duration.is_some();
+        // From here on the journal voids what an earlier try showed of these sessions.
+        let void = |session: u64| timed || todo.sessions.contains(&session);
+        evidence::set_aside(&self.result, &arm.name, launch, void, self.clock)?;
         shared.tell(&RunEvent::LaunchStarted {
             launch,
             arm: arm.name.clone(),

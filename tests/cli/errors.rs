@@ -38,6 +38,43 @@ fn unreadable_files_do_not_hide_the_others() {
     assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stderr.contains("error: cannot read nowhere: "), "{}", ran.stderr);
     assert!(ran.stderr.contains("error: empty: the file is empty"), "{}", ran.stderr);
+    assert_eq!(ran.json()["oracle"], "form", "nobody said which tools there were");
+}
+
+#[test]
+fn variables_are_checked_before_anything_starts() {
+    let context = TestContext::new();
+    assert_snapshot!(complaint(&context, &["run", "agentic", "--env", "TOOLSTORM_MAX_BATHC=1", "--dry-run"]), @r"
+    error: arm `agentic`: unknown variable TOOLSTORM_MAX_BATHC
+    hint: did you mean TOOLSTORM_MAX_BATCH? largest batch
+    ");
+    let matrix = "name = \"m\"\nscenario = \"agentic\"\n[env]\nTOOLSTORM_DEVICE = \"sim\"\n";
+    let bisect = |bad: &str| format!("{matrix}[bisect]\ngood = {{ }}\nbad = {{ {bad} }}\n");
+    context.write("bad.toml", &bisect("TOOLSTORM_BUCKETS = \"x\""));
+    assert_snapshot!(complaint(&context, &["bisect", "bad.toml"]), @r"
+    error: arm `bad`: `x` is no value of TOOLSTORM_BUCKETS
+    hint: it takes fine, coarse or sizes: 1,8,64; unset means `fine`
+    ");
+    context.write("seed.toml", &bisect("TOOLSTORM_SEED = \"2\""));
+    assert_snapshot!(complaint(&context, &["bisect", "seed.toml"]), @r"
+    error: arm `bad` sets TOOLSTORM_SEED, which every launch sets itself
+    hint: leave it out; launch seeds follow from --seed, lockstep from --lockstep
+    ");
+    let url = "[target]\nkind = \"url\"\nbase_url = \"http://127.0.0.1:9\"\n";
+    context.write("url.toml", &bisect("A = \"1\"").replace("[env]\nTOOLSTORM_DEVICE = \"sim\"\n", url));
+    let reachless = complaint(&context, &["bisect", "url.toml"]);
+    assert!(reachless.starts_with("error: `env` is set, but the target is a url"), "{reachless}");
+    let both = complaint(&context, &["run", "agentic", "--env", "A=1", "--base-url", "http://127.0.0.1:9"]);
+    assert!(both.contains("cannot be used with"), "{both}");
+
+    // What an arm sets goes over what its server would inherit.
+    context.write("m.toml", matrix);
+    let dry = |name: &str| context.command(&["matrix", "m.toml", "--dry-run"]).env(name, "rocm").output().unwrap();
+    assert_eq!(dry("TOOLSTORM_DEVICE").status.code(), Some(0));
+    let inherited = dry("TOOLSTORM_BUCKETS");
+    let said = String::from_utf8_lossy(&inherited.stderr);
+    assert!(inherited.status.code() == Some(2) && said.contains("which servers inherit: `rocm`"), "{said}");
+    assert!(!context.path("results").exists());
 }
 
 #[test]
@@ -97,4 +134,8 @@ fn git_bisect_gets_its_own_codes() {
     let context = TestContext::new();
     let ran = context.run(&["run", "agentic", "--base-url", "http://127.0.0.1:9", "--git-bisect-codes", "--quiet"]);
     assert_eq!(ran.code, 125, "{}", ran.stderr);
+    for refused in [["run", "nowhere"], ["matrix", "nowhere"]] {
+        let ran = context.run(&[&refused[..], &["--git-bisect-codes"]].concat());
+        assert!(ran.code == 125 && ran.stderr.contains("no such file: nowhere"), "{}", ran.stderr);
+    }
 }

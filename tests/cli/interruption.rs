@@ -101,9 +101,20 @@ fn a_resumed_run_drives_what_is_left() {
     child.wait().unwrap();
 
     let name = context.result().to_str().unwrap().to_owned();
+    let evidence = context.result().join("evidence");
+    for session in ["agentic-0-s002", "agentic-0-s003"] {
+        std::fs::create_dir_all(evidence.join(session)).unwrap();
+    }
     let ran = context.run(&[&plan[..], &["--resume", &name]].concat());
     let summary = ran.json();
     assert_eq!((ran.code, summary["arms"][0]["sessions_judged"].as_u64()), (0, Some(6)), "{}", ran.stderr);
+    // Evidence of a session that was driven anew is kept apart.
+    let there = |session: &str| evidence.join(session).exists();
+    assert_eq!((there("agentic-0-s002"), there("agentic-0-s003")), (true, false));
+    let names = std::fs::read_dir(context.result()).unwrap().map(|entry| entry.unwrap().file_name());
+    let aside = names.filter(|name| name.to_string_lossy().starts_with("evidence-before-"));
+    let aside: Vec<_> = aside.map(|name| context.result().join(name).join("agentic-0-s003").exists()).collect();
+    assert_eq!(aside, [true]);
     // Three sessions were over; the three others were driven from their start.
     assert_eq!(slow.requests(), 7 + 3 * 2);
     assert_eq!(lines(&context.result().join("calls.jsonl")).len(), 12);
