@@ -24,6 +24,7 @@ use crate::{
     },
     run::{Consumer, Finished, Plan, Runner, journal::Journal, remaining},
     scenario::TargetKind,
+    validate::Class,
 };
 
 /// Launches side by side at most, unless more are asked for: each holds an engine in memory.
@@ -97,9 +98,21 @@ pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(
     // What still waits for a socket is of no more use.
     runtime.shutdown_background();
     let summary = gate::settle(measure::summary(plan, &tally, Some(&folder.path)), &plan.gate)?;
+    for arm in out_of_step(plan, &summary) {
+        console.warn(format!(
+            "arm `{arm}` lost responses, so its lockstep broke: its figures are no function of the seeds; run it again"
+        ));
+    }
     folder.write(&tally, &summary)?;
     options.exports.write(plan, &tally, &summary)?;
     Ok((summary, finished))
+}
+
+/// The arms of a lockstep run in which time decided after all: the harness or the server gave up waiting for the other.
+fn out_of_step<'a>(plan: &Plan, summary: &'a Summary) -> Vec<&'a str> {
+    let by_time = |class: &Class| matches!(class, Class::HttpError | Class::StreamStalled | Class::ServerRefused);
+    let broken = summary.arms.iter().filter(|arm| plan.load.lockstep && arm.infra.keys().any(by_time));
+    broken.map(|arm| arm.name.as_str()).collect()
 }
 
 /// How many launches run side by side. Only virtual time makes neighbours invisible to each other: under lockstep on the
@@ -203,4 +216,26 @@ fn dry_run(plan: &Plan, console: Console) -> u8 {
         ));
     }
     exit::PASS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        run::{Overrides, resolve},
+        scenario::file,
+    };
+
+    #[test]
+    fn lost_responses_break_lockstep_and_cut_ones_do_not() {
+        let (matrix, scenario) = file::matrix("quick").unwrap();
+        let mut plan = resolve(matrix, scenario, &Overrides::default()).unwrap();
+        let mut summary = measure::summary(&plan, &Tally::default(), None);
+        summary.arms[0].infra.insert(Class::LengthCutoff, 3);
+        assert!(out_of_step(&plan, &summary).is_empty());
+        summary.arms[1].infra.insert(Class::StreamStalled, 1);
+        assert_eq!(out_of_step(&plan, &summary), ["overlap-off"]);
+        plan.load.lockstep = false;
+        assert!(out_of_step(&plan, &summary).is_empty());
+    }
 }
