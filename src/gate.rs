@@ -45,7 +45,7 @@ pub fn check(plan: &Plan) -> Result<()> {
 /// Judges every arm of a finished run.
 pub fn judge(summary: &Summary, gate: &Gate) -> Result<Ruling> {
     for text in &gate.thresholds {
-        text.parse::<Threshold>()?.check(&summary.arms)?;
+        text.parse::<Threshold>()?.check(&summary.arms, gate)?;
     }
     let arms = summary.arms.iter().map(|arm| decide(arm, gate)).collect::<Result<Vec<_>>>()?;
     Ok(overall(arms, summary.interrupted))
@@ -184,6 +184,9 @@ fn unobserved(arm: &ArmSummary, gate: &Gate) -> Option<String> {
     if arm.launches_failed > 0 {
         return Some(format!("{} of {} launches failed", arm.launches_failed, arm.launches));
     }
+    if arm.sessions_missing > 0 {
+        return Some(format!("{} of {} sessions were not driven", arm.sessions_missing, arm.sessions_planned));
+    }
     if arm.calls == 0 {
         let first = arm.infra_first.as_ref().map_or_else(String::new, |said| format!("; the first response: {said}"));
         return Some(format!("no tool call was observed{first}"));
@@ -257,8 +260,11 @@ impl std::str::FromStr for Threshold {
 }
 
 impl Threshold {
-    /// Refuses an arm that is not there.
-    fn check(&self, arms: &[ArmSummary]) -> Result<()> {
+    /// Refuses an arm or a number that is not there.
+    fn check(&self, arms: &[ArmSummary], gate: &Gate) -> Result<()> {
+        if let Some(arm) = arms.first() {
+            metric(arm, gate, &self.metric)?;
+        }
         let Some(wanted) = self.arm.as_ref().filter(|name| arms.iter().all(|arm| arm.name != **name)) else {
             return Ok(());
         };

@@ -39,7 +39,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     max_sessions: Option<u64>,
     #[command(flatten)]
-    options: Options,
+    pub(super) options: Options,
 }
 
 /// The machine form.
@@ -66,6 +66,8 @@ struct Output<'a> {
 
 /// Runs `bisect`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
+    let more = [("--partition", args.options.partition.is_some()), ("--until", args.options.until.is_some())];
+    args.options.refuse("bisect", &more)?;
     let (matrix, scenario) = file::matrix(&args.matrix)?;
     let spec = matrix.bisect.clone().ok_or_else(|| {
         Error::usage(format!("{} has no [bisect] table", args.matrix))

@@ -12,11 +12,13 @@ use crate::{
     gate::percent,
     report::{
         load,
-        summary::{ArmSummary, Summary},
+        position::is_counted,
+        summary::{ArmSummary, CallRecord, Summary},
         terminal::Console,
     },
     seed::Seed,
     stats::{Counts, Interval},
+    validate::Verdict,
 };
 
 /// Arguments of `compare`.
@@ -116,10 +118,22 @@ fn same_workload(first: &Source, second: &Source) -> bool {
 /// One arm against one, arms of one name against each other, or every arm against the first.
 fn pairs(first: &Source, second: Option<&Source>) -> Result<Vec<(Side, Side)>> {
     let calls = load::calls(&first.path)?;
-    let side = |arm: &ArmSummary, calls: &[crate::report::summary::CallRecord], prefix: &str| Side {
-        name: format!("{prefix}{}", arm.name),
-        sessions: Counts::new(arm.sessions_corrupted.min(arm.sessions_judged), arm.sessions_judged),
-        calls: calls.iter().filter(|call| call.arm == arm.name).cloned().collect(),
+    let side = |source: &Source, arm: &ArmSummary, calls: &[CallRecord], prefix: &str| {
+        let calls: Vec<_> = calls.iter().filter(|call| call.arm == arm.name).cloned().collect();
+        let named = |call: &&CallRecord| call.name.is_some() || call.response_verdict == Verdict::Corrupted;
+        let counted = calls.iter().filter(|call| is_counted(call)).filter(named).count() as u64;
+        // What the harness cancelled is there, too, and in no rate.
+        if counted < arm.calls {
+            return Err(Error::usage(format!(
+                "{}: calls.jsonl has {counted} judged calls of arm `{}`, the summary {}",
+                source.name(),
+                arm.name,
+                arm.calls
+            ))
+            .hint(format!("write both again from the journal: toolstorm report {}", source.name())));
+        }
+        let sessions = Counts::new(arm.sessions_corrupted.min(arm.sessions_judged), arm.sessions_judged);
+        Ok(Side { name: format!("{prefix}{}", arm.name), sessions, calls })
     };
     let ones = first.arms()?;
     let Some(second) = second else {
@@ -127,16 +141,17 @@ fn pairs(first: &Source, second: Option<&Source>) -> Result<Vec<(Side, Side)>> {
         if others.is_empty() {
             return Err(Error::usage(format!("{} has one arm only", first.name())).hint("name a second result"));
         }
-        return Ok(others.iter().map(|arm| (side(base, &calls, ""), side(arm, &calls, ""))).collect());
+        return others.iter().map(|arm| Ok((side(first, base, &calls, "")?, side(first, arm, &calls, "")?))).collect();
     };
     let other_calls = load::calls(&second.path)?;
     let twos = second.arms()?;
     let (a, b) = if first.path == second.path { (String::new(), String::new()) } else { prefixes(first, second) };
     if let ([one], [two]) = (ones.as_slice(), twos.as_slice()) {
-        return Ok(vec![(side(one, &calls, &a), side(two, &other_calls, &b))]);
+        return Ok(vec![(side(first, one, &calls, &a)?, side(second, two, &other_calls, &b)?)]);
     }
     let shared = ones.iter().filter_map(|one| twos.iter().find(|two| two.name == one.name).map(|two| (one, two)));
-    let shared: Vec<_> = shared.map(|(one, two)| (side(one, &calls, &a), side(two, &other_calls, &b))).collect();
+    let shared = shared.map(|(one, two)| Ok((side(first, one, &calls, &a)?, side(second, two, &other_calls, &b)?)));
+    let shared: Vec<_> = shared.collect::<Result<_>>()?;
     if shared.is_empty() {
         return Err(Error::usage("the two results have no arm of one name").hint("name the arms: RESULT:ARM"));
     }

@@ -14,10 +14,10 @@ use crate::{
     error::{Error, Result},
     exit, gate,
     report::{
-        folder::Folder,
+        folder::{Folder, differing, inherited},
         measure,
         progress::Progress,
-        summary::{Outcome, Summary},
+        summary::{ArmSummary, Outcome, Summary},
         table,
         tally::Tally,
         terminal::Console,
@@ -30,24 +30,9 @@ use crate::{
 /// Launches side by side at most, unless more are asked for: each holds an engine in memory.
 const MOST_JOBS: usize = 8;
 
-/// Runs `plan`, or goes on with an interrupted run of it. A plan that could not be made is an error with the code that the
-/// options ask for, like any other.
-pub(super) fn execute(plan: Result<Plan>, options: &Options, console: Console) -> Result<u8> {
-    let code = plan.and_then(|plan| gate::check(&plan).and_then(|()| run(plan, options, console)));
-    if !options.git_bisect_codes {
-        return code;
-    }
-    match code {
-        Ok(exit::USAGE | exit::INCONCLUSIVE) => Ok(exit::GIT_BISECT_SKIP),
-        Err(error) => {
-            console.fail(&error);
-            Ok(exit::GIT_BISECT_SKIP)
-        }
-        other => other,
-    }
-}
-
-fn run(plan: Plan, options: &Options, console: Console) -> Result<u8> {
+/// Runs `plan`, or goes on with an interrupted run of it.
+pub(super) fn execute(plan: Plan, options: &Options, console: Console) -> Result<u8> {
+    gate::check(&plan)?;
     options.exports.check()?;
     if options.dry_run {
         jobs(&plan, options.jobs)?;
@@ -73,7 +58,13 @@ pub(super) fn drive(plan: Plan, options: &Options, console: Console) -> Result<(
     };
     let plan = folder.plan();
     let events = if options.resume.is_some() { folder.events()? } else { Vec::new() };
-    let todo = remaining(plan, &events);
+    let mut todo = remaining(plan, &events);
+    if plan.load.until.is_some() {
+        // What a test has decided stays decided.
+        let arms = measure::summary(plan, &tally, None).arms;
+        let decided = |arm: &ArmSummary| arm.sequential.as_ref().is_some_and(|test| test.decision.is_some());
+        todo.retain(|todo| !decided(&arms[todo.launch.arm]));
+    }
     let mut progress = Progress::new(console, todo.len());
     let stop = CancellationToken::new();
     let mut runner = Runner {
@@ -149,8 +140,9 @@ pub(super) fn jobs(plan: &Plan, wanted: Option<NonZeroUsize>) -> Result<usize> {
 fn virtual_gpus(plan: &Plan) -> Result<usize> {
     let mut count = 0;
     for arm in &plan.arms {
-        let own = Toggles::resolve(arm.env.clone());
-        own.map_err(|error| error.within(format_args!("arm `{}`", arm.name)))?;
+        let own = arm.env.keys().try_for_each(|name| Toggles::check_name(name));
+        own.and_then(|()| Toggles::resolve(arm.env.clone()))
+            .map_err(|error| error.within(format_args!("arm `{}`", arm.name)))?;
         let mut env: BTreeMap<_, _> = env::all().into_iter().collect();
         env.extend(plan.environment(arm, 0, 1));
         let toggles = Toggles::resolve(env).map_err(|error| error.within("the environment, which servers inherit"))?;
@@ -167,6 +159,15 @@ fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
     if folder.plan().sha256() != plan.sha256() || folder.plan().partition != plan.partition {
         return Err(Error::usage(format!("{} is the result of another plan", folder.path.display()))
             .hint("resume with the file and the flags that began the run"));
+    }
+    if let Some(difference) = differing(&folder.manifest.inherited, &inherited())
+        && plan.target.kind != TargetKind::Url
+    {
+        return Err(Error::usage(format!(
+            "{} began with another environment: {difference}, which is now",
+            folder.path.display()
+        ))
+        .hint("resume with the variables that manifest.json has under `inherited`"));
     }
     // Opened first: from here on no other process adds to it.
     let journal = Journal::append(&folder.journal())?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::{
     error::{Error, Result},
-    gate::{Ruling, exit_code, git_bisect_code, judge},
+    gate::{Ruling, exit_code, judge},
     report::{
         load,
         summary::{Outcome, Summary},
@@ -38,24 +38,15 @@ pub(super) struct Args {
     threshold: Vec<String>,
     /// Exit with 125 instead of 2 and 3, so that `git bisect run` skips
     #[arg(long)]
-    git_bisect_codes: bool,
+    pub(super) git_bisect_codes: bool,
 }
 
 /// Runs `gate`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    let code = rule(args).map(|(summary, ruling)| {
-        show(&ruling, console);
-        console.emit(&ruled(summary, &ruling));
-        exit_code(ruling.outcome)
-    });
-    match code {
-        Ok(code) if args.git_bisect_codes => Ok(git_bisect_code(code)),
-        Err(error) if args.git_bisect_codes => {
-            console.fail(&error);
-            Ok(git_bisect_code(error.code()))
-        }
-        code => code,
-    }
+    let (summary, ruling) = rule(args)?;
+    show(&ruling, console);
+    console.emit(&ruled(summary, &ruling));
+    Ok(exit_code(ruling.outcome))
 }
 
 fn rule(args: &Args) -> Result<(Summary, Ruling)> {

@@ -9,12 +9,12 @@ pub(super) struct Args {
     /// Matrix file, or the name of a shipped one
     matrix: String,
     #[command(flatten)]
-    options: Options,
+    pub(super) options: Options,
 }
 
 /// Runs `matrix`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    let plan =
-        file::matrix(&args.matrix).and_then(|(matrix, scenario)| resolve(matrix, scenario, &args.options.overrides()));
+    let (matrix, scenario) = file::matrix(&args.matrix)?;
+    let plan = resolve(matrix, scenario, &args.options.overrides())?;
     execute::execute(plan, &args.options, console)
 }

@@ -6,8 +6,14 @@ use crate::{
     clock::Clock,
     error::{Error, Result},
     gate,
-    report::{folder::Folder, measure, table, tally::Tally, terminal::Console},
+    report::{
+        folder::{Folder, differing},
+        measure, table,
+        tally::Tally,
+        terminal::Console,
+    },
     run::{Consumer, Partition, Plan, RunEvent, journal::Journal},
+    scenario::TargetKind,
 };
 
 /// Arguments of `merge`.
@@ -29,15 +35,19 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
     if let Some(parts) = &lacking {
         console.warn(format!("the joined result is incomplete: {parts} not among the results"));
     }
+    let events: Vec<Vec<RunEvent>> = parts.iter().map(Folder::events).collect::<Result<_>>()?;
     let plan = Plan { partition: None, ..parts[0].plan().clone() };
     let joined = Folder::create(&args.output_dir, plan, Clock::start())?;
     let mut journal = Journal::create(&joined.journal())?;
     let mut tally = Tally::default();
     let mut incomplete = lacking.is_some();
-    for part in &parts {
-        let events = part.events()?;
-        incomplete |= !Tally::of(&events).complete;
-        for event in &events {
+    for (part, events) in parts.iter().zip(&events) {
+        let own = Tally::of(events);
+        if !own.complete || own.launches.values().any(|launch| launch.failure.is_some()) {
+            console.warn(format!("{} is itself incomplete: --resume goes on with it", part.path.display()));
+            incomplete = true;
+        }
+        for event in events {
             journal.consume(event)?;
             tally.add(event);
         }
@@ -67,6 +77,13 @@ fn check(parts: &[Folder]) -> Result<()> {
         };
         if part.plan().sha256() != first.plan().sha256() {
             return Err(Error::usage(format!("{name} is of another plan than {}", first.path.display())));
+        }
+        if let Some(difference) = differing(&first.manifest.inherited, &part.manifest.inherited)
+            && part.plan().target.kind != TargetKind::Url
+        {
+            let first = first.path.display();
+            return Err(Error::usage(format!("{first} and {name} ran in different environments: {difference}"))
+                .hint("run the parts with the same variables"));
         }
         if parts[..place].iter().any(|other| other.plan().partition == Some(partition)) {
             return Err(Error::usage(format!("{name}: {partition} is given twice")));

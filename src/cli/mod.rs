@@ -24,6 +24,7 @@ use clap::{Parser, Subcommand};
 use crate::{
     error::Result,
     exit,
+    gate::git_bisect_code,
     report::terminal::{Color, Console, unprinted},
 };
 
@@ -107,15 +108,32 @@ pub fn main() -> u8 {
         Err(error) => {
             // Help and version also come as an error; printing fails only when the reader went away.
             let _ = error.print();
-            return if error.use_stderr() { exit::USAGE } else { exit::PASS };
+            let skips = std::env::args_os().any(|argument| argument == "--git-bisect-codes");
+            let code = if error.use_stderr() { exit::USAGE } else { exit::PASS };
+            return if skips { git_bisect_code(code) } else { code };
         }
     };
     let console = Console { json: cli.speech.json, quiet: cli.speech.quiet, color: cli.speech.color };
     let code = dispatch(&cli.command, console).and_then(|code| unprinted().map_or(Ok(code), Err));
-    code.unwrap_or_else(|error| {
+    let code = code.unwrap_or_else(|error| {
         console.fail(&error);
         error.code()
-    })
+    });
+    if cli.command.git_bisect_codes() { git_bisect_code(code) } else { code }
+}
+
+impl Command {
+    /// Whether the exit code is to be one that `git bisect run` understands.
+    fn git_bisect_codes(&self) -> bool {
+        match self {
+            Self::Run(args) => args.options.git_bisect_codes,
+            Self::Matrix(args) => args.options.git_bisect_codes,
+            Self::Bisect(args) => args.options.git_bisect_codes,
+            Self::Plan(args) => args.options.git_bisect_codes,
+            Self::Gate(args) => args.git_bisect_codes,
+            _ => false,
+        }
+    }
 }
 
 fn dispatch(command: &Command, console: Console) -> Result<u8> {

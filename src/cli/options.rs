@@ -207,6 +207,17 @@ impl Options {
         }
     }
 
+    /// Refuses flags that `command` has no use for, beside those of `more`, each with whether it was given.
+    pub fn refuse(&self, command: &str, more: &[(&str, bool)]) -> Result<()> {
+        let Exports { export_json, export_csv, export_markdown, export_junit, export_html } = &self.exports;
+        let exports = [export_json, export_csv, export_markdown, export_junit, export_html];
+        let flags = [("--export-…", exports.iter().any(|path| path.is_some()))];
+        match flags.iter().chain(more).find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Error::usage(format!("{flag}: `{command}` has no use for it")).hint("leave it out")),
+            None => Ok(()),
+        }
+    }
+
     /// Whether lockstep was asked for or declined; `None` leaves it to the file.
     fn wants_lockstep(&self) -> Option<bool> {
         match (self.lockstep, self.no_lockstep) {

@@ -34,11 +34,12 @@ pub(super) struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = POWER)]
     power: f64,
     #[command(flatten)]
-    options: Options,
+    pub(super) options: Options,
 }
 
 /// Runs `plan`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
+    args.options.refuse("plan", &[("--resume", args.options.resume.is_some())])?;
     let (matrix, scenario) = file::matrix(&args.matrix)?;
     let plan = resolve(matrix, scenario, &args.options.overrides())?;
     gate::check(&plan)?;

@@ -60,6 +60,8 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
         return runtime.block_on(replay_token(args, console));
     }
     let evidence = replay::find(&args.id, &args.output_dir)?;
+    // As typed it may have no parents: `.`, or a name in the folder above.
+    let evidence = evidence.canonicalize().map_err(|error| Error::usage(format!("{}: {error}", evidence.display())))?;
     let recorded = replay::read(&evidence)?;
     let plan = &plan_of(result_of(&evidence))?;
     if args.recorded {
@@ -167,10 +169,13 @@ async fn resend(args: &Args, plan: &Plan, recorded: &[Recorded], console: Consol
 fn with_model(body: &[u8], model: &str) -> Result<Vec<u8>> {
     let broken = |error: serde_json::Error| Error::usage(format!("the recorded request is no JSON: {error}"));
     let mut value: serde_json::Value = serde_json::from_slice(body).map_err(broken)?;
-    if value["model"] == *model {
+    if value.get("model") == Some(&json!(model)) {
         return Ok(body.to_owned());
     }
-    value["model"] = json!(model);
+    let Some(request) = value.as_object_mut() else {
+        return Err(Error::usage("the recorded request is no JSON object"));
+    };
+    request.insert("model".into(), json!(model));
     serde_json::to_vec(&value).map_err(broken)
 }
 

@@ -1,12 +1,7 @@
 //! `toolstorm run`: one configuration, one report.
 
 use super::{execute, options::Options};
-use crate::{
-    error::Result,
-    report::terminal::Console,
-    run::{Plan, resolve},
-    scenario::file,
-};
+use crate::{error::Result, report::terminal::Console, run::resolve, scenario::file};
 
 /// Arguments of `run`.
 #[derive(Debug, clap::Args)]
@@ -17,18 +12,15 @@ pub(super) struct Args {
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = pair, conflicts_with = "base_url", help_heading = "Target")]
     env: Vec<(String, String)>,
     #[command(flatten)]
-    options: Options,
+    pub(super) options: Options,
 }
 
 /// Runs `run`.
 pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
-    execute::execute(plan(args), &args.options, console)
-}
-
-fn plan(args: &Args) -> Result<Plan> {
     let scenario = file::scenario(&args.scenario)?;
     let matrix = file::around(&scenario, args.env.iter().cloned().collect())?;
-    resolve(matrix, scenario, &args.options.overrides())
+    let plan = resolve(matrix, scenario, &args.options.overrides())?;
+    execute::execute(plan, &args.options, console)
 }
 
 fn pair(text: &str) -> std::result::Result<(String, String), String> {

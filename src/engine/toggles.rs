@@ -390,6 +390,13 @@ impl Toggles {
         Ok(toggles)
     }
 
+    /// Refuses a name that was meant for the engine and that it does not know. Only for what is set on purpose: an environment
+    /// that servers inherit may well have variables for other programs.
+    pub fn check_name(name: &str) -> Result<()> {
+        let known = VARIABLES.iter().any(|variable| variable.name == name);
+        if name.to_ascii_uppercase().starts_with("SGLANG_") && !known { Err(unknown(name)) } else { Ok(()) }
+    }
+
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let Some(variable) = VARIABLES.iter().find(|variable| variable.name == name) else {
             let elsewhere = env::VARIABLES.iter().any(|variable| variable.name == name);

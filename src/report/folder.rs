@@ -94,7 +94,7 @@ impl Folder {
             version: env!("CARGO_PKG_VERSION").into(),
             created_at: clock.timestamp().to_string(),
             host: Host::this(),
-            inherited: env::all().into_iter().filter(|(name, _)| is_ours(name)).collect(),
+            inherited: inherited(),
             replay_of: None,
             plan,
         };
@@ -118,9 +118,15 @@ impl Folder {
             Error::usage(format!("{} is no result folder: it has no manifest.json", path.display()))
                 .hint("give a folder that `run` or `matrix` wrote, for example results/…")
         })?;
-        let manifest =
-            serde_json::from_str(&text).map_err(|error| Error::usage(format!("{}: {error}", manifest.display())))?;
-        Ok(Self { path: path.to_owned(), manifest })
+        let broken = |why: &str| Error::usage(format!("{}: {why}", manifest.display()));
+        let found: Manifest = serde_json::from_str(&text).map_err(|error| broken(&error.to_string()))?;
+        if found.schema != SCHEMA {
+            return Err(broken(&format!("its schema is `{}`, not `{SCHEMA}`", found.schema)));
+        }
+        if let Some(partition) = found.plan.partition.filter(|parts| !(1..=parts.of).contains(&parts.part)) {
+            return Err(broken(&format!("`{partition}` is no partition")));
+        }
+        Ok(Self { path: path.to_owned(), manifest: found })
     }
 
     /// The plan that was run.
@@ -154,6 +160,18 @@ impl Folder {
     fn put(&self, name: &str, text: &str) -> Result<()> {
         put(&self.path.join(name), text)
     }
+}
+
+/// The variables that servers inherit from our own environment and that may change what the built-in engine does.
+pub fn inherited() -> BTreeMap<String, String> {
+    env::all().into_iter().filter(|(name, _)| is_ours(name)).collect()
+}
+
+/// A variable in which two environments differ, with what it is in each, in words.
+pub fn differing(one: &BTreeMap<String, String>, two: &BTreeMap<String, String>) -> Option<String> {
+    let name = one.keys().chain(two.keys()).find(|name| one.get(*name) != two.get(*name))?;
+    let value = |env: &BTreeMap<String, String>| env.get(name).map_or("unset".to_owned(), |value| format!("`{value}`"));
+    Some(format!("{name} is {} in one and {} in the other", value(one), value(two)))
 }
 
 /// Whether a variable may change what the built-in engine does.

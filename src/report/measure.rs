@@ -77,6 +77,10 @@ fn measure(plan: &Plan, arm: &Arm, tally: &Tally) -> ArmSummary {
             count_answer(&mut sum, answer);
         }
     }
+    if plan.load.until.is_none() {
+        let driven: usize = launches.iter().map(|launch| launch.sessions.len()).sum();
+        sum.sessions_missing = sum.sessions_planned.saturating_sub(driven as u64);
+    }
     let rate = |part: u64, whole: u64| (whole > 0).then(|| part as f64 / whole as f64);
     if sum.sessions_judged > 0 {
         let counts = Counts::new(sum.sessions_corrupted, sum.sessions_judged);
@@ -117,6 +121,7 @@ fn blank(plan: &Plan, arm: &Arm) -> ArmSummary {
         launches: 0,
         launches_failed: 0,
         sessions_planned: if plan.load.duration.is_some() { 0 } else { planned },
+        sessions_missing: 0,
         sessions_started: 0,
         sessions_judged: 0,
         sessions_corrupted: 0,

@@ -78,6 +78,9 @@ pub struct ArmSummary {
     pub launches_failed: u32,
     /// Sessions that the plan has.
     pub sessions_planned: u64,
+    /// Planned sessions that were never driven; none where time or a sequential test decides how many there are.
+    #[serde(default)]
+    pub sessions_missing: u64,
     /// Sessions that were started, warm-up aside.
     pub sessions_started: u64,
     /// Sessions in the denominator: in start order, up to the first that did not end, less those that infrastructure

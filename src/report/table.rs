@@ -155,7 +155,7 @@ pub(super) fn details(arm: &ArmSummary) -> Vec<String> {
     if arm.launches_failed > 0 {
         parts.push(format!("{} launches failed", arm.launches_failed));
     }
-    parts.extend(arm.races_failure.iter().map(|why| format!("a race log could not be read: {why}")));
+    parts.extend(arm.races_failure.iter().map(|why| format!("a race log is not whole: {why}")));
     parts.extend(arm.races.iter().flatten().map(|(kind, count)| format!("{count} × {kind}")));
     parts.extend(probes(arm));
     parts.extend(arm.findings.iter().cloned());

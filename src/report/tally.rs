@@ -30,6 +30,8 @@ pub struct LaunchTally {
     pub arm: String,
     /// Its sessions, by number, which is their start order.
     pub sessions: BTreeMap<u64, SessionTally>,
+    /// How many servers its sessions were driven at: another one after an interruption, or for another part of the run.
+    pub servers: u32,
     /// Why its server did not start.
     pub failure: Option<String>,
     /// What its server counted.
@@ -99,6 +101,7 @@ impl Tally {
                 launch.failure = None;
                 // What is driven anew counts once; an empty list means that time decides, so everything is.
                 launch.sessions.retain(|number, _| !sessions.is_empty() && !sessions.contains(number));
+                launch.servers = if launch.sessions.is_empty() { 1 } else { launch.servers + 1 };
             }
             RunEvent::LaunchFailed { launch, arm, reason } => {
                 let launch = self.launches.entry(*launch).or_default();
@@ -140,7 +143,9 @@ impl Tally {
                 launch.hazards = *hazards;
                 launch.findings.clone_from(findings);
                 launch.races.clone_from(races);
-                launch.races_failure.clone_from(races_failure);
+                let last = || format!("it is that of the last of {} servers", launch.servers);
+                launch.races_failure =
+                    races_failure.clone().or_else(|| (launch.servers > 1 && races.is_some()).then(last));
                 launch.hazard_tensors.clone_from(hazard_tensors);
                 launch.hazards_failure.clone_from(hazards_failure);
                 launch.wall_ms += wall_ms;

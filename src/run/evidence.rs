@@ -28,12 +28,17 @@ pub(super) fn set_aside(result: &Path, arm: &str, launch: u32, void: impl Fn(u64
         return Ok(());
     }
     let failed = |error: std::io::Error| Error::usage(format!("{}: {error}", evidence.display()));
-    let aside = result.join(clock.timestamp().strftime("evidence-before-%Y%m%dT%H%M%SZ").to_string());
+    let stamp = clock.timestamp().strftime("evidence-before-%Y%m%dT%H%M%SZ").to_string();
     let prefix = format!("{}-{launch}-s", file_name(arm));
     for entry in std::fs::read_dir(&evidence).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
         let session = name.to_str().and_then(|name| name.strip_prefix(&prefix)?.parse().ok());
         if session.is_some_and(&void) {
+            // Another resume may have begun in this second.
+            let asides = std::iter::once(stamp.clone()).chain((2..).map(|number| format!("{stamp}-{number}")));
+            let Some(aside) = asides.map(|aside| result.join(aside)).find(|aside| !aside.join(&name).exists()) else {
+                continue;
+            };
             std::fs::create_dir_all(&aside).map_err(failed)?;
             std::fs::rename(evidence.join(&name), aside.join(&name)).map_err(failed)?;
         }

@@ -173,9 +173,9 @@ impl Plan {
     pub fn environment(&self, arm: &Arm, repetition: u32, sessions: usize) -> BTreeMap<String, String> {
         let mut env = arm.env.clone();
         env.insert("TOOLSTORM_SEED".into(), self.launch_seed(repetition).to_string());
-        if self.load.lockstep {
-            env.insert("TOOLSTORM_LOCKSTEP".into(), sessions.to_string());
-        }
+        // Set where there is none, too: servers inherit what our own environment says.
+        let lockstep = if self.load.lockstep { sessions.to_string() } else { String::new() };
+        env.insert("TOOLSTORM_LOCKSTEP".into(), lockstep);
         env
     }
 

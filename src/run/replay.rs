@@ -76,6 +76,9 @@ impl About {
 /// The evidence folder that `id` names: a path, or a name under any result in `results`.
 pub fn find(id: &str, results: &Path) -> Result<PathBuf> {
     let path = PathBuf::from(id);
+    if id.is_empty() {
+        return Err(Error::usage("the evidence has an empty name"));
+    }
     if path.is_dir() {
         return Ok(path);
     }

@@ -162,7 +162,12 @@ fn gate(plan: &mut Plan, overrides: &Overrides) {
 fn arms(matrix: &Matrix, overrides: &Overrides) -> Result<Vec<Arm>> {
     let unnamed = [ArmSpec { name: matrix.name.clone(), ..ArmSpec::default() }];
     let specs = if matrix.arms.is_empty() { &unnamed[..] } else { &matrix.arms };
-    let concurrencies = if overrides.concurrency.len() > 1 { &overrides.concurrency } else { &matrix.axes.concurrency };
+    let concurrencies = match overrides.concurrency.as_slice() {
+        [] => matrix.axes.concurrency.as_slice(),
+        // One value replaces the file's axis by none.
+        [_] => &[],
+        several => several,
+    };
     let default = overrides.concurrency.first().copied().unwrap_or(matrix.concurrency);
     let mut arms = Vec::new();
     for spec in specs {

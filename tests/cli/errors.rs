@@ -48,6 +48,10 @@ fn variables_are_checked_before_anything_starts() {
     error: arm `agentic`: unknown variable TOOLSTORM_MAX_BATHC
     hint: did you mean TOOLSTORM_MAX_BATCH? largest batch
     ");
+    assert_snapshot!(complaint(&context, &["run", "agentic", "--env", "SGLANG_DSV4_BF16_INDEXK=1"]), @r"
+    error: arm `agentic`: unknown variable SGLANG_DSV4_BF16_INDEXK
+    hint: did you mean SGLANG_DSV4_BF16_INDEX_K? keep index keys in bf16 instead of fp8
+    ");
     let matrix = "name = \"m\"\nscenario = \"agentic\"\n[env]\nTOOLSTORM_DEVICE = \"sim\"\n";
     let bisect = |bad: &str| format!("{matrix}[bisect]\ngood = {{ }}\nbad = {{ {bad} }}\n");
     context.write("bad.toml", &bisect("TOOLSTORM_BUCKETS = \"x\""));
@@ -104,6 +108,12 @@ fn flags_that_make_no_sense_are_refused() {
     error: a bug in 2 of the sessions is none
     hint: a rate lies between 0 and 1
     ");
+    for (command, flags) in
+        [("bisect", ["--export-json", "x"]), ("bisect", ["--until", "decided"]), ("plan", ["--resume", "x"])]
+    {
+        let said = complaint(&context, &[&[command, "bisect-overlap"], &flags[..]].concat());
+        assert!(said.contains(&format!("`{command}` has no use for it")), "{said}");
+    }
     let both = complaint(&context, &["plan", "gate", "--probe", "--dry-run"]);
     assert!(both.contains("'--dry-run'"), "{both}");
     assert!(!context.path("results").exists(), "what is refused sends nothing");
@@ -134,8 +144,9 @@ fn git_bisect_gets_its_own_codes() {
     let context = TestContext::new();
     let ran = context.run(&["run", "agentic", "--base-url", "http://127.0.0.1:9", "--git-bisect-codes", "--quiet"]);
     assert_eq!(ran.code, 125, "{}", ran.stderr);
-    for refused in [["run", "nowhere"], ["matrix", "nowhere"]] {
-        let ran = context.run(&[&refused[..], &["--git-bisect-codes"]].concat());
+    for command in ["run", "matrix", "bisect", "plan"] {
+        let ran = context.run(&[command, "nowhere", "--git-bisect-codes"]);
         assert!(ran.code == 125 && ran.stderr.contains("no such file: nowhere"), "{}", ran.stderr);
     }
+    assert_eq!(context.run(&["matrix", "quick", "--sessions", "x", "--git-bisect-codes"]).code, 125);
 }

@@ -26,8 +26,12 @@ fn joined_partitions_are_the_whole_run() {
     let half = context.run(&["merge", &names[1], "--json", "--output-dir", "half"]);
     assert!(half.stderr.contains("slice:1/2 is not among"), "{}", half.stderr);
     let summary = half.json();
-    assert_eq!((half.code, &summary["arms"][0]["verdict"]), (3, &"pass".into()), "{summary}");
-    assert!(summary["reason"].as_str().unwrap().contains("parts of it are missing"), "{summary}");
+    assert_eq!((half.code, &summary["arms"][0]["verdict"]), (3, &"inconclusive".into()), "{summary}");
+    assert!(summary["reason"].as_str().unwrap().contains("3 of 6 sessions were not driven"), "{summary}");
+    // What is missing can be driven after all.
+    let name = summary["result_dir"].as_str().unwrap();
+    let whole = context.load(&server.url, &["--max-upper", "0.9", "--resume", name]);
+    assert_eq!((whole.code, &whole.json()["arms"][0]["sessions_judged"]), (0, &6.into()), "{}", whole.stderr);
 
     let twice = context.run(&["merge", &names[0], &names[0]]);
     assert_eq!(twice.code, 2);

@@ -120,6 +120,13 @@ fn two_results_are_compared_only_when_they_sent_the_same() {
         "{axes:?}"
     );
 
+    let file = context.path(&good).join("calls.jsonl");
+    let whole = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let damaged = context.run(&["compare", &bad, &good]);
+    assert!(damaged.code == 2 && damaged.stderr.contains("toolstorm report "), "{}", damaged.stderr);
+    std::fs::write(&file, whole).unwrap();
+
     let refused = context.run(&["compare", &bad, &other, "--json"]);
     assert_eq!(refused.code, 2, "{}", refused.stdout);
     assert!(refused.stderr.contains("did not send the same sessions"), "{}", refused.stderr);
