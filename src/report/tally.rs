@@ -190,3 +190,38 @@ impl LaunchTally {
         self.sessions.values().take_while(open).filter(|session| !session.warmup)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_race_log_of_the_last_of_several_servers_is_not_whole() {
+        let started = |sessions: &[u64]| RunEvent::LaunchStarted {
+            launch: 0,
+            arm: "a".into(),
+            seed: 0,
+            sessions: sessions.to_vec(),
+            config: Value::Null,
+            started_at: String::new(),
+        };
+        let session = |session| RunEvent::SessionEnded { launch: 0, session, end: SessionEnd::Complete, rounds: 1 };
+        let ended = RunEvent::LaunchEnded {
+            launch: 0,
+            complete: true,
+            server: BTreeMap::new(),
+            hazards: None,
+            hazard_tensors: Vec::new(),
+            hazards_failure: None,
+            races: Some(Races::default()),
+            races_failure: None,
+            findings: Vec::new(),
+            wall_ms: 0.0,
+        };
+        let failure = |events: &[RunEvent]| Tally::of(events).launches[&0].races_failure.clone();
+        let again = [started(&[0, 1]), session(0), started(&[0, 1]), session(0), session(1), ended.clone()];
+        assert_eq!(failure(&again), None, "driven anew as a whole");
+        let rest = [started(&[0, 1]), session(0), started(&[1]), session(1), ended];
+        assert!(failure(&rest).is_some_and(|why| why.contains("last of 2")), "the first server's hits are not in it");
+    }
+}

@@ -212,6 +212,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_set_aside_twice_in_a_second_lies_in_two_places() {
+        let result = tempfile::tempdir().unwrap();
+        let at = |session: u64| folder(result.path(), "a", 1, session);
+        let clock = Clock::start();
+        for _ in 0..2 {
+            for session in [3, 4] {
+                std::fs::create_dir_all(at(session)).unwrap();
+                std::fs::write(at(session).join("verdict.json"), "{}").unwrap();
+            }
+            set_aside(result.path(), "a", 1, |session| session == 3, clock).unwrap();
+            assert!(!at(3).exists() && at(4).exists());
+        }
+        let places = std::fs::read_dir(result.path()).unwrap().map(|entry| entry.unwrap().path());
+        let kept = places.filter(|place| place.join("a-1-s003/verdict.json").exists()).count();
+        assert_eq!(kept, 2);
+    }
+
+    #[test]
     fn the_mark_stands_under_the_first_difference() {
         let mut text = String::new();
         part(&mut text, "order_lookup {\"ref\": \"abc\"}", "order_lookup {\"ref\": \"aXc\"}");

@@ -60,6 +60,20 @@ fn two_runs_of_one_seed_are_equal_and_another_seed_differs() {
 }
 
 #[test]
+fn a_resumed_run_has_the_environment_that_it_began_with() {
+    let context = TestContext::new();
+    context.write("small.toml", SCENARIO);
+    context.write("twice.toml", MATRIX);
+    let ran = context.run(&["matrix", "twice.toml", "--json", "--quiet"]);
+    let name = ran.json()["result_dir"].as_str().unwrap().to_owned();
+    let resume = ["matrix", "twice.toml", "--quiet", "--resume", &name];
+    let other = context.command(&resume).env("TOOLSTORM_METRICS", "0").output().unwrap();
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.code() == Some(2) && said.contains("TOOLSTORM_METRICS is unset in one and `0`"), "{said}");
+    assert_eq!(context.run(&resume).code, 0);
+}
+
+#[test]
 fn a_server_that_cannot_start_is_named_with_the_end_of_its_log() {
     let context = TestContext::new();
     let broken = MATRIX.replace("expect = \"report\"\n", "expect = \"report\"\nargs = [\"--no-such-flag\"]\n");

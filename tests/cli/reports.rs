@@ -69,6 +69,34 @@ fn evidence_shows_where_the_texts_part_and_replays_offline() {
     let sent = healthy.seen.lock().unwrap();
     let recorded: serde_json::Value = serde_json::from_str(&read(&evidence.join("round-00-request.json"))).unwrap();
     assert_eq!(sent[0].body, recorded);
+    drop(sent);
+
+    // From inside, where the path as typed has no parents.
+    let mut inside = context.command(&["replay", ".", "--recorded"]);
+    assert_eq!(inside.current_dir(&evidence).output().unwrap().status.code(), Some(1));
+    std::fs::write(evidence.join("round-00-request.json"), "[1]").unwrap();
+    let broken = context.run(&["replay", name, "--base-url", &healthy.url]);
+    assert!(broken.code == 2 && broken.stderr.contains("no JSON object"), "{}", broken.stderr);
+}
+
+#[test]
+fn a_manifest_that_nobody_wrote_is_refused() {
+    let context = TestContext::new();
+    damaged(&context);
+    let manifest = context.result().join("manifest.json");
+    let name = context.result().display().to_string();
+    let sound = read(&manifest);
+    for (from, to, said) in [
+        ("\"toolstorm-manifest/1\"", "\"toolstorm-manifest/9\"", "its schema is"),
+        ("\"partition\": null", "\"partition\": { \"part\": 0, \"of\": 0 }", "is no partition"),
+    ] {
+        assert!(sound.contains(from), "{sound}");
+        std::fs::write(&manifest, sound.replace(from, to)).unwrap();
+        for command in ["report", "merge"] {
+            let ran = context.run(&[command, &name]);
+            assert!(ran.code == 2 && ran.stderr.contains(said), "{command}: {}", ran.stderr);
+        }
+    }
 }
 
 #[test]
