@@ -82,8 +82,10 @@ pub(super) fn run(args: &Args, console: Console) -> Result<u8> {
 
 impl Source {
     fn open(text: &str) -> Result<Self> {
-        let (path, arm) = match text.rsplit_once(':') {
-            Some((path, arm)) if !Path::new(text).exists() => (path, Some(arm.to_owned())),
+        // Both paths and names of arms may have colons.
+        let there = |(at, _): &(usize, &str)| Path::new(&text[..*at]).exists();
+        let (path, arm) = match text.match_indices(':').find(there) {
+            Some((at, _)) if !Path::new(text).exists() => (&text[..at], Some(text[at + 1..].to_owned())),
             _ => (text, None),
         };
         let source = Self { path: path.into(), arm, summary: load::summary(Path::new(path))? };

@@ -246,6 +246,9 @@ fn check(plan: &Plan, overrides: &Overrides) -> Result<()> {
     if let Some(rate) = plan.load.rate.filter(|rate| !(*rate >= LOWEST_RATE && rate.is_finite())) {
         return refuse(format!("`rate` is {rate:?}: it must be a number of sessions a second, at least {LOWEST_RATE}"));
     }
+    if plan.load.duration.is_some_and(|span| span.0.is_zero()) || plan.target.ready.timeout.0.is_zero() {
+        return refuse("`duration` and `ready.timeout` must be longer than 0".into());
+    }
     if plan.load.timeout.0.is_zero() || plan.load.stall_timeout.0.is_zero() {
         return refuse("a limit of 0 would end every request".into());
     }

@@ -119,6 +119,14 @@ impl Matrix {
                 return Err(Error::usage(format!("two arms are called `{}`", arm.name)));
             }
         }
+        let names = self.env.keys().chain(self.axes.env.keys()).chain(self.arms.iter().flat_map(|arm| arm.env.keys()));
+        if let Some(name) = names.into_iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+            return Err(Error::usage(format!("`{name}` under `env` is no name of a variable")));
+        }
+        if let Some((name, _)) = self.axes.env.iter().find(|(_, values)| values.is_empty()) {
+            return Err(Error::usage(format!("`axes.env.{name}` has no value, so there would be no arm"))
+                .hint("list its values, or leave it out"));
+        }
         if self.concurrency == 0 || self.axes.concurrency.contains(&0) {
             return refuse("`concurrency` must be at least 1");
         }
@@ -177,6 +185,21 @@ mod tests {
         assert!(message.contains("is empty"), "{message}");
         let (message, _) = failure::<Scenario>("name = \n");
         assert!(message.starts_with("x.toml:1:"), "{message}");
+    }
+
+    #[test]
+    fn names_and_axes_that_make_no_arm_are_refused() {
+        let check = |text: &str| {
+            let text = format!("name = \"m\"\nscenario = \"agentic\"\n{text}");
+            parse::<Matrix>(&text, Path::new("x.toml")).unwrap().check().map_err(|error| error.to_string())
+        };
+        for text in
+            ["[env]\n\"A=B\" = \"1\"", "[axes.env]\n\"\" = [\"1\"]", "[[arm]]\nname = \"a\"\nenv = { \"\" = \"\" }"]
+        {
+            assert!(check(text).unwrap_err().contains("no name of a variable"), "{text}");
+        }
+        assert!(check("[axes.env]\nA = []").unwrap_err().contains("`axes.env.A` has no value"));
+        check("[env]\nA = \"1\"\n[axes.env]\nB = [\"\"]").unwrap();
     }
 
     #[test]

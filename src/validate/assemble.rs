@@ -37,6 +37,8 @@ pub struct Slot {
     pub name_resent: bool,
     /// A name was sent, if an empty one.
     pub name_sent: bool,
+    /// A name was no string.
+    pub name_not_text: bool,
     /// Arguments came before the name.
     pub late_name: bool,
     /// The argument text.
@@ -350,6 +352,7 @@ impl Builder {
         if let Some(name) = name {
             slot.take_name(&name);
         }
+        slot.name_not_text |= matches!(entry.name, Field::Other(..));
         slot.take_arguments(entry.arguments, data);
         slot.late |= late && slot.ends.len() > before;
         if slot.arguments.as_str().len() > TEXT_LIMIT {

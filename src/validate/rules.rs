@@ -552,6 +552,9 @@ fn name_missing(_: &Case<'_>, call: &Call<'_>) -> Option<String> {
 }
 
 fn name_mangled(case: &Case<'_>, call: &Call<'_>) -> Option<String> {
+    if call.slot.name_not_text {
+        return Some(format!("the name is no string but {}", call.name));
+    }
     if call.pieces == Pieces::Conflict {
         return Some(format!("the name came in pieces that contradict each other: {:?}", call.slot.names));
     }

@@ -141,6 +141,12 @@ fn arguments_are_told_apart() {
 
 #[test]
 fn names_are_told_apart() {
+    for name in [json!(5), json!(true), json!({"value": "get_weather"}), json!(["get_weather"])] {
+        let function = json!({"name": name, "arguments": "{\"city\": \"Rome\"}"});
+        let message = json!({"role": "assistant", "content": null, "tool_calls": [
+            {"id": "c1", "type": "function", "function": function}]});
+        assert_eq!(unary(message, json!("tool_calls"), json!({})).0, Class::NameMangled, "{name}");
+    }
     for name in
         ["get_weather<|channel|>", "get_weather:0", "default_api.get_weather", "get_weathe", "null", " get_weather"]
     {
