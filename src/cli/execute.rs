@@ -160,14 +160,12 @@ fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
         return Err(Error::usage(format!("{} is the result of another plan", folder.path.display()))
             .hint("resume with the file and the flags that began the run"));
     }
-    if let Some(difference) = differing(&folder.manifest.inherited, &inherited())
+    if let Some([name, then, now]) = differing(&folder.manifest.inherited, &inherited())
         && plan.target.kind != TargetKind::Url
     {
-        return Err(Error::usage(format!(
-            "{} began with another environment: {difference}, which is now",
-            folder.path.display()
-        ))
-        .hint("resume with the variables that manifest.json has under `inherited`"));
+        let path = folder.path.display();
+        return Err(Error::usage(format!("{path}: {name} was {then} when the run began and is {now} now"))
+            .hint("resume with the variables that manifest.json has under `inherited`"));
     }
     // Opened first: from here on no other process adds to it.
     let journal = Journal::append(&folder.journal())?;

@@ -78,11 +78,11 @@ fn check(parts: &[Folder]) -> Result<()> {
         if part.plan().sha256() != first.plan().sha256() {
             return Err(Error::usage(format!("{name} is of another plan than {}", first.path.display())));
         }
-        if let Some(difference) = differing(&first.manifest.inherited, &part.manifest.inherited)
+        if let Some([variable, one, two]) = differing(&first.manifest.inherited, &part.manifest.inherited)
             && part.plan().target.kind != TargetKind::Url
         {
             let first = first.path.display();
-            return Err(Error::usage(format!("{first} and {name} ran in different environments: {difference}"))
+            return Err(Error::usage(format!("{variable} was {one} for {first} and {two} for {name}"))
                 .hint("run the parts with the same variables"));
         }
         if parts[..place].iter().any(|other| other.plan().partition == Some(partition)) {

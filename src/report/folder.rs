@@ -167,11 +167,11 @@ pub fn inherited() -> BTreeMap<String, String> {
     env::all().into_iter().filter(|(name, _)| is_ours(name)).collect()
 }
 
-/// A variable in which two environments differ, with what it is in each, in words.
-pub fn differing(one: &BTreeMap<String, String>, two: &BTreeMap<String, String>) -> Option<String> {
+/// A variable in which two environments differ: its name, and in words what it is in each.
+pub fn differing(one: &BTreeMap<String, String>, two: &BTreeMap<String, String>) -> Option<[String; 3]> {
     let name = one.keys().chain(two.keys()).find(|name| one.get(*name) != two.get(*name))?;
     let value = |env: &BTreeMap<String, String>| env.get(name).map_or("unset".to_owned(), |value| format!("`{value}`"));
-    Some(format!("{name} is {} in one and {} in the other", value(one), value(two)))
+    Some([name.clone(), value(one), value(two)])
 }
 
 /// Whether a variable may change what the built-in engine does.

@@ -69,7 +69,11 @@ fn a_resumed_run_has_the_environment_that_it_began_with() {
     let resume = ["matrix", "twice.toml", "--quiet", "--resume", &name];
     let other = context.command(&resume).env("TOOLSTORM_METRICS", "0").output().unwrap();
     let said = String::from_utf8_lossy(&other.stderr);
-    assert!(other.status.code() == Some(2) && said.contains("TOOLSTORM_METRICS is unset in one and `0`"), "{said}");
+    assert!(
+        other.status.code() == Some(2)
+            && said.contains("TOOLSTORM_METRICS was unset when the run began and is `0` now"),
+        "{said}"
+    );
     assert_eq!(context.run(&resume).code, 0);
 }
 
