@@ -205,13 +205,13 @@ fn dry_run(plan: &Plan, console: Console) -> u8 {
         let arm = &plan.arms[launch.arm];
         let sessions = plan.sessions(arm).len();
         let env: Vec<_> = arm.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let server = match (plan.target.kind, arm.base_url.as_ref().or(plan.target.base_url.as_ref())) {
+            (TargetKind::Url, Some(address)) => address.clone(),
+            _ => format!("launch seed {}  {}", plan.launch_seed(launch.repetition), env.join(" ")),
+        };
         console.say(format!(
-            "{:>3}  {}  {sessions} sessions, concurrency {}, launch seed {}  {}",
-            launch.number,
-            arm.name,
-            arm.concurrency,
-            plan.launch_seed(launch.repetition),
-            env.join(" ")
+            "{:>3}  {}  {sessions} sessions, concurrency {}, {server}",
+            launch.number, arm.name, arm.concurrency
         ));
     }
     exit::PASS

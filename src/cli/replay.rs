@@ -162,6 +162,9 @@ async fn resend(args: &Args, plan: &Plan, recorded: &[Recorded], console: Consol
         }
     }
     server.stop(std::time::Duration::from_secs(5)).await;
+    if !seen && recorded.iter().any(is_corrupted) {
+        console.note("intact alone, and corrupted when it was recorded: what shows only under load needs --load");
+    }
     Ok(if seen { exit::FAIL } else { exit::PASS })
 }
 

@@ -133,6 +133,7 @@ fn turn(script: &Script, round: u32, canaries: &Arc<Canaries>) -> Turn {
         think: Duration::ZERO,
         think_steps: 0,
         expected_sha256: Vec::new(),
+        dictated: Vec::new(),
         expectation,
     }
 }

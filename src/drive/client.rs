@@ -207,6 +207,14 @@ impl Client {
         }
     }
 
+    /// Whether a server can be reached at all; if not, why.
+    pub async fn reach(&self) -> std::result::Result<(), String> {
+        match self.ask("/health").await {
+            Err(error) if error.is_connect() => Err(chain(&error)),
+            _ => Ok(()),
+        }
+    }
+
     async fn ask(&self, path: &str) -> reqwest::Result<reqwest::Response> {
         let mut request = self.http.get(self.url(path)).timeout(Duration::from_secs(10));
         if let Some(key) = &self.endpoint.api_key {

@@ -42,6 +42,8 @@ pub struct Turn {
     pub think_steps: u64,
     /// SHA-256 of each dictated line.
     pub expected_sha256: Vec<String>,
+    /// The argument texts as they were dictated.
+    pub dictated: Vec<String>,
     /// What the judge needs.
     pub expectation: Expectation,
 }
@@ -108,6 +110,7 @@ impl Conversation {
             think: round.think,
             think_steps: round.think_steps,
             expected_sha256: round.calls.iter().map(Dictated::sha256).collect(),
+            dictated: round.calls.iter().map(|call| call.text.clone()).collect(),
             expectation: self.expectation(round),
         }))
     }
@@ -123,6 +126,7 @@ impl Conversation {
             think: Duration::ZERO,
             think_steps: 0,
             expected_sha256: spec.calls.iter().map(Dictated::sha256).collect(),
+            dictated: spec.calls.iter().map(|call| call.text.clone()).collect(),
             expectation: self.expectation(spec),
         })
     }

@@ -137,11 +137,15 @@ fn diff(exchange: &Exchange) -> String {
     let _ = writeln!(text, "{}: {}", judgement.class, judgement.detail.as_deref().unwrap_or("no detail"));
     let dictated: Vec<_> = exchange.turn.expectation.calls.iter().flatten().collect();
     for place in 0..dictated.len().max(judgement.calls.len()) {
-        let wanted = dictated.get(place).map_or_else(String::new, |call| {
-            let arguments = call.text.clone().unwrap_or_else(|| call.arguments.to_string());
-            format!("{} {arguments}", call.name)
-        });
         let came = judgement.calls.get(place);
+        let wanted = dictated.get(place).map_or_else(String::new, |call| {
+            let spelt = exchange.turn.dictated.get(place).map(String::as_str);
+            format!(
+                "{} {}",
+                call.name,
+                nearer(spelt, call.arguments.to_string(), came.map_or("", |came| &came.arguments))
+            )
+        });
         let came_text = came.map_or_else(String::new, |call| format!("{} {}", call.name, call.arguments));
         let _ = writeln!(text, "\ncall {place}: {}", came.map_or("absent", |call| call.class.as_str()));
         if let Some(detail) = came.and_then(|call| call.detail.as_deref()) {
@@ -153,6 +157,16 @@ fn diff(exchange: &Exchange) -> String {
         let _ = writeln!(text, "\ncontent   {}", visible(&judgement.content));
     }
     text
+}
+
+/// The dictated arguments in the spelling that `came` follows longer: as they were dictated, or without blanks, since a
+/// server may write the same value anew.
+fn nearer(spelt: Option<&str>, compact: String, came: &str) -> String {
+    let shared = |text: &str| text.bytes().zip(came.bytes()).take_while(|(a, b)| a == b).count();
+    match spelt {
+        Some(spelt) if shared(spelt) >= shared(&compact) => spelt.to_owned(),
+        _ => compact,
+    }
 }
 
 /// Characters of a text that are compared one by one.
@@ -227,6 +241,14 @@ mod tests {
         let places = std::fs::read_dir(result.path()).unwrap().map(|entry| entry.unwrap().path());
         let kept = places.filter(|place| place.join("a-1-s003/verdict.json").exists()).count();
         assert_eq!(kept, 2);
+    }
+
+    #[test]
+    fn the_dictated_text_is_spelt_as_the_one_that_came() {
+        let (spelt, compact) = ("{\"ref\": \"abc\"}", "{\"ref\":\"abc\"}");
+        assert_eq!(nearer(Some(spelt), compact.into(), "{\"ref\": \"aXc\"}"), spelt);
+        assert_eq!(nearer(Some(spelt), compact.into(), "{\"ref\":\"aXc\"}"), compact);
+        assert_eq!(nearer(None, compact.into(), ""), compact);
     }
 
     #[test]

@@ -181,6 +181,15 @@ impl Runner<'_> {
     async fn drive(&self, todo: &Todo, arm: &Arm, server: &Server, shared: &Shared<'_>) -> Result<()> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
+        let shared_server = self.plan.target.kind == TargetKind::Url;
+        if shared_server {
+            client.reach().await.map_err(|why| {
+                Error::usage(format!("cannot reach it: {why}"))
+                    .hint(format!("check that a server runs at {}", server.endpoint.base_url))
+            })?;
+        }
+        // A server that someone else runs has counted before.
+        let before = if shared_server { client.get("/metrics").await } else { None };
         let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
         let launch = todo.launch.number;
         let timed = self.plan.load.duration.is_some();
@@ -227,7 +236,12 @@ impl Runner<'_> {
         let races = if complete && job.races { client.json("/races").await } else { Ok(None) };
         let races = races.and_then(|page| page.map(Races::read).transpose());
         let (races, races_failure) = races.map_or_else(|error| (None, Some(error)), |races| (races, None));
-        let server = metrics.map(|text| samples(&text)).unwrap_or_default();
+        let mut server = metrics.map(|text| samples(&text)).unwrap_or_default();
+        for (name, before) in before.map(|text| samples(&text)).unwrap_or_default() {
+            if let Some(count) = server.get_mut(&name).filter(|_| name.ends_with("_total")) {
+                *count = (*count - before).max(0.0);
+            }
+        }
         let findings = if complete && job.races { findings(client.json("/stats").await) } else { Vec::new() };
         let hazards = if complete { self.hazards(todo, arm).await } else { None };
         let complete = !self.stop.is_cancelled();

@@ -24,6 +24,7 @@ const SHIPPED: &[(&str, &str)] = &[
     ("sglang", include_str!("../../scenarios/sglang.toml")),
     ("vllm", include_str!("../../scenarios/vllm.toml")),
     ("trtllm", include_str!("../../scenarios/trtllm.toml")),
+    ("two-servers", include_str!("../../scenarios/two-servers.toml")),
     ("sglang-0.5.18-vs-0.5.19", include_str!("../../scenarios/sglang-0.5.18-vs-0.5.19.toml")),
 ];
 

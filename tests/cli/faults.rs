@@ -89,6 +89,10 @@ fn a_server_that_is_not_there_is_a_set_up_error() {
     let ran = context.load("http://127.0.0.1:9", &[]);
     assert_eq!(ran.code, 2, "{}", ran.stdout);
     assert!(ran.stderr.contains("cannot reach it: "), "{}", ran.stderr);
+    // Nor is it asked for its models.
+    let named = context.load("http://127.0.0.1:9", &["--model", "m"]);
+    assert_eq!(named.code, 2, "{}", named.stdout);
+    assert!(named.stderr.contains("check that a server runs at http://127.0.0.1:9"), "{}", named.stderr);
 }
 
 #[test]

@@ -110,6 +110,7 @@ fn the_harness_finds_every_fault_over_http() {
         think: Duration::ZERO,
         think_steps: 0,
         expected_sha256: Vec::new(),
+        dictated: Vec::new(),
         expectation: expectation(script),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
