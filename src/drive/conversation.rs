@@ -110,7 +110,7 @@ impl Conversation {
             think: round.think,
             think_steps: round.think_steps,
             expected_sha256: round.calls.iter().map(Dictated::sha256).collect(),
-            dictated: round.calls.iter().map(|call| call.text.clone()).collect(),
+            dictated: texts(&round.calls),
             expectation: self.expectation(round),
         }))
     }
@@ -126,15 +126,14 @@ impl Conversation {
             think: Duration::ZERO,
             think_steps: 0,
             expected_sha256: spec.calls.iter().map(Dictated::sha256).collect(),
-            dictated: spec.calls.iter().map(|call| call.text.clone()).collect(),
+            dictated: texts(&spec.calls),
             expectation: self.expectation(spec),
         })
     }
 
     /// The argument texts that the round numbered `round` dictates.
     pub fn dictated(&self, round: u32) -> Vec<String> {
-        let calls = self.session.rounds.get(round as usize).map_or(&[][..], |round| &round.calls);
-        calls.iter().map(|call| call.text.clone()).collect()
+        self.session.rounds.get(round as usize).map_or_else(Vec::new, |round| texts(&round.calls))
     }
 
     /// `turn` in another form: the same messages, no cancel and no pause.
@@ -280,6 +279,11 @@ impl Conversation {
         body.extend(self.common.extra_body.clone());
         serde_json::to_vec(&body).expect("JSON values can be written")
     }
+}
+
+/// The argument texts of dictated calls.
+fn texts(calls: &[Dictated]) -> Vec<String> {
+    calls.iter().map(|call| call.text.clone()).collect()
 }
 
 #[cfg(test)]
