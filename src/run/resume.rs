@@ -40,23 +40,15 @@ pub fn remaining(plan: &Plan, events: &[RunEvent]) -> Vec<Todo> {
     let whole = plan.load.lockstep || plan.load.duration.is_some();
     // A launch that a test or the clock ended has no sessions left; one that lacks some comes from an incomplete merge.
     let by_count = plan.load.until.is_none() && plan.load.duration.is_none();
-    let lacks = |launch: &Launch| {
-        let ended = ended.get(&launch.number);
-        let sessions = plan.sessions(&plan.arms[launch.arm]);
-        by_count && sessions.iter().any(|session| ended.is_none_or(|ended| !ended.contains(session)))
-    };
     let left = |launch: Launch| {
         let all = plan.sessions(&plan.arms[launch.arm]);
-        let done = ended.get(&launch.number).filter(|_| !whole);
-        let sessions = all.into_iter().filter(|session| done.is_none_or(|done| !done.contains(session))).collect();
-        Todo { launch, sessions }
+        let ended = ended.get(&launch.number);
+        let open = |session: &u64| ended.is_none_or(|ended| !ended.contains(session));
+        let over = complete.contains(&launch.number) && !(by_count && all.iter().any(open));
+        let sessions: Vec<u64> = all.into_iter().filter(|session| whole || open(session)).collect();
+        (!over && !sessions.is_empty()).then_some(Todo { launch, sessions })
     };
-    plan.launches()
-        .into_iter()
-        .filter(|launch| !complete.contains(&launch.number) || lacks(launch))
-        .map(left)
-        .filter(|todo| !todo.sessions.is_empty())
-        .collect()
+    plan.launches().into_iter().filter_map(left).collect()
 }
 
 #[cfg(test)]
