@@ -183,18 +183,7 @@ impl Client {
 
     /// As [`Self::get`], with the reason where there is no text.
     pub async fn text(&self, path: &str) -> std::result::Result<String, String> {
-        let mut response = self.ask(path).await.map_err(|error| format!("cannot reach it: {}", chain(&error)))?;
-        if !response.status().is_success() {
-            return Err(format!("it answers HTTP {}", response.status().as_u16()));
-        }
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
-            body.extend_from_slice(&chunk);
-            if body.len() > SMALL {
-                return Err(format!("given up after {SMALL} bytes"));
-            }
-        }
-        Ok(String::from_utf8_lossy(&body).into_owned())
+        small(self.ask(path).await.map_err(|error| format!("cannot reach it: {}", chain(&error)))?).await
     }
 
     /// As [`Self::get`] a document that not every server has: `None` where the server answers 404, else why there is none.
@@ -207,11 +196,12 @@ impl Client {
         }
     }
 
-    /// Whether a server can be reached at all; if not, why.
-    pub async fn reach(&self) -> std::result::Result<(), String> {
+    /// What `GET /health` says, if anything; an error, and why, where no server can be reached at all.
+    pub async fn health(&self) -> std::result::Result<Option<String>, String> {
         match self.ask("/health").await {
+            Ok(response) => Ok(small(response).await.ok()),
             Err(error) if error.is_connect() => Err(chain(&error)),
-            _ => Ok(()),
+            Err(_) => Ok(None),
         }
     }
 
@@ -236,6 +226,21 @@ impl Client {
     fn since(&self, sent: Duration) -> Duration {
         self.clock.elapsed().saturating_sub(sent)
     }
+}
+
+/// The body of a success, unless it is too large to be one of ours.
+async fn small(mut response: reqwest::Response) -> std::result::Result<String, String> {
+    if !response.status().is_success() {
+        return Err(format!("it answers HTTP {}", response.status().as_u16()));
+    }
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
+        body.extend_from_slice(&chunk);
+        if body.len() > SMALL {
+            return Err(format!("given up after {SMALL} bytes"));
+        }
+    }
+    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
 impl Reply {

@@ -182,15 +182,16 @@ impl Runner<'_> {
         let client = Client::new(server.endpoint.clone(), self.limits(), self.clock)?;
         let model = target::model(&self.plan.target, &client).await?;
         let shared_server = self.plan.target.kind == TargetKind::Url;
-        if shared_server {
-            client.reach().await.map_err(|why| {
-                Error::usage(format!("cannot reach it: {why}"))
-                    .hint(format!("check that a server runs at {}", server.endpoint.base_url))
-            })?;
-        }
+        let health = match client.health().await {
+            Err(why) if shared_server => {
+                return Err(Error::usage(format!("cannot reach it: {why}"))
+                    .hint(format!("check that a server runs at {}", server.endpoint.base_url)));
+            }
+            health => health.unwrap_or_default(),
+        };
         // A server that someone else runs has counted before.
         let before = if shared_server { client.get("/metrics").await } else { None };
-        let config = client.get("/health").await.and_then(|text| serde_json::from_str(&text).ok());
+        let config = health.and_then(|text| serde_json::from_str(&text).ok());
         let launch = todo.launch.number;
         let timed = self.plan.load.duration.is_some();
         // From here on the journal voids what an earlier try showed of these sessions.
