@@ -14,7 +14,7 @@ use crate::{
     error::{Error, Result},
     exit, gate,
     report::{
-        folder::{Folder, differing, inherited},
+        folder::{Folder, inherited},
         measure,
         progress::Progress,
         summary::{ArmSummary, Outcome, Summary},
@@ -160,9 +160,7 @@ fn reopen(plan: &Plan, folder: Folder) -> Result<(Folder, Tally, Journal)> {
         return Err(Error::usage(format!("{} is the result of another plan", folder.path.display()))
             .hint("resume with the file and the flags that began the run"));
     }
-    if let Some([name, then, now]) = differing(&folder.manifest.inherited, &inherited())
-        && plan.target.kind != TargetKind::Url
-    {
+    if let Some([name, then, now]) = folder.differing(&inherited()) {
         let path = folder.path.display();
         return Err(Error::usage(format!("{path}: {name} was {then} when the run began and is {now} now"))
             .hint("resume with the variables that manifest.json has under `inherited`"));

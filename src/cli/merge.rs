@@ -6,14 +6,8 @@ use crate::{
     clock::Clock,
     error::{Error, Result},
     gate,
-    report::{
-        folder::{Folder, differing},
-        measure, table,
-        tally::Tally,
-        terminal::Console,
-    },
+    report::{folder::Folder, measure, table, tally::Tally, terminal::Console},
     run::{Consumer, Partition, Plan, RunEvent, journal::Journal},
-    scenario::TargetKind,
 };
 
 /// Arguments of `merge`.
@@ -78,9 +72,7 @@ fn check(parts: &[Folder]) -> Result<()> {
         if part.plan().sha256() != first.plan().sha256() {
             return Err(Error::usage(format!("{name} is of another plan than {}", first.path.display())));
         }
-        if let Some([variable, one, two]) = differing(&first.manifest.inherited, &part.manifest.inherited)
-            && part.plan().target.kind != TargetKind::Url
-        {
+        if let Some([variable, one, two]) = first.differing(&part.manifest.inherited) {
             let first = first.path.display();
             return Err(Error::usage(format!("{variable} was {one} for {first} and {two} for {name}"))
                 .hint("run the parts with the same variables"));

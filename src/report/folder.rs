@@ -16,6 +16,7 @@ use crate::{
     env,
     error::{Error, Result},
     run::{self, Plan, RunEvent, journal},
+    scenario::TargetKind,
 };
 
 /// Name and version of the manifest's format.
@@ -134,6 +135,17 @@ impl Folder {
         &self.manifest.plan
     }
 
+    /// A variable that its servers did not inherit as `other` has it: its name, and in words what it was and what it is in
+    /// `other`. Nothing for servers that someone else runs.
+    pub fn differing(&self, other: &BTreeMap<String, String>) -> Option<[String; 3]> {
+        let own = &self.manifest.inherited;
+        let ours = self.plan().target.kind != TargetKind::Url;
+        let name = own.keys().chain(other.keys()).find(|name| ours && own.get(*name) != other.get(*name))?;
+        let value =
+            |env: &BTreeMap<String, String>| env.get(name).map_or("unset".to_owned(), |value| format!("`{value}`"));
+        Some([name.clone(), value(own), value(other)])
+    }
+
     /// Where the journal lies.
     pub fn journal(&self) -> PathBuf {
         self.path.join("journal.jsonl")
@@ -165,13 +177,6 @@ impl Folder {
 /// The variables that servers inherit from our own environment and that may change what the built-in engine does.
 pub fn inherited() -> BTreeMap<String, String> {
     env::all().into_iter().filter(|(name, _)| is_ours(name)).collect()
-}
-
-/// A variable in which two environments differ: its name, and in words what it is in each.
-pub fn differing(one: &BTreeMap<String, String>, two: &BTreeMap<String, String>) -> Option<[String; 3]> {
-    let name = one.keys().chain(two.keys()).find(|name| one.get(*name) != two.get(*name))?;
-    let value = |env: &BTreeMap<String, String>| env.get(name).map_or("unset".to_owned(), |value| format!("`{value}`"));
-    Some([name.clone(), value(one), value(two)])
 }
 
 /// Whether a variable may change what the built-in engine does.
