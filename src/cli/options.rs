@@ -209,9 +209,7 @@ impl Options {
 
     /// Refuses flags that `command` has no use for, beside those of `more`, each with whether it was given.
     pub fn refuse(&self, command: &str, more: &[(&str, bool)]) -> Result<()> {
-        let Exports { export_json, export_csv, export_markdown, export_junit, export_html } = &self.exports;
-        let exports = [export_json, export_csv, export_markdown, export_junit, export_html];
-        let flags = [("--export-…", exports.iter().any(|path| path.is_some()))];
+        let flags = [("--export-…", self.exports.paths().next().is_some())];
         match flags.iter().chain(more).find(|(_, given)| *given) {
             Some((flag, _)) => Err(Error::usage(format!("{flag}: `{command}` has no use for it")).hint("leave it out")),
             None => Ok(()),
@@ -250,11 +248,14 @@ impl StreamChoice {
 }
 
 impl Exports {
+    fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        let Self { export_json, export_csv, export_markdown, export_junit, export_html } = self;
+        [export_json, export_csv, export_markdown, export_junit, export_html].into_iter().flatten()
+    }
+
     /// Refuses two copies at one path, of which the second would replace the first.
     pub fn check(&self) -> Result<()> {
-        let Self { export_json, export_csv, export_markdown, export_junit, export_html } = self;
-        let paths: Vec<_> =
-            [export_json, export_csv, export_markdown, export_junit, export_html].into_iter().flatten().collect();
+        let paths: Vec<_> = self.paths().collect();
         match paths.iter().enumerate().find(|(place, path)| paths[..*place].contains(path)) {
             Some((_, path)) => Err(Error::usage(format!("two reports are to be written to {}", path.display()))
                 .hint("give every --export-… its own path")),
